@@ -74,8 +74,7 @@ def run_verb(verb: str, module: str, arguments: list[str]) -> int:
     except (OSError, RuntimeError) as error:
         from bootfile.machine import process_limits  # only after an error
 
-        line = process_limits.explain(error)
-        if line:
+        if line := process_limits.explain(error):
             raise BadInput(f"{verb}: {line}") from error
         if not isinstance(error, OSError):
             raise

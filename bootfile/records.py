@@ -185,11 +185,9 @@ def write_shards(folder: str, sums: Mapping[int, Sequence[int]]) -> None:
 
 def read_shards(folder: str) -> dict[int, list[int]]:
     """Return the sums of the shards by step, the last ones of each step. Raises BadInput."""
-    by_step = {}
-    for line in read_lines(folder, SHARDS):
-        if type(line.get("step")) is int and isinstance(line.get("shards"), list):
-            by_step[line["step"]] = line["shards"]
-    return dict(sorted(by_step.items()))
+    lines = read_lines(folder, SHARDS)
+    whole = [line for line in lines if type(line.get("step")) is int and isinstance(line.get("shards"), list)]
+    return dict(sorted({line["step"]: line["shards"] for line in whole}.items()))
 
 
 def cut_shards(folder: str, step: int) -> None:

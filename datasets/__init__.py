@@ -49,9 +49,7 @@ class _Installed:
         """Find a module of the installed package, but import nothing: other threads cannot import now. Python
         calls it for each module that no other finder has."""
         is_new = name.rpartition(".")[0] == __name__ and not cls.folder
-        if not is_new:
-            return None
-        return importlib.machinery.ModuleSpec(name, cls)  # type: ignore[arg-type]
+        return importlib.machinery.ModuleSpec(name, cls) if is_new else None  # type: ignore[arg-type]
 
     @classmethod
     def create_module(cls, spec: importlib.machinery.ModuleSpec) -> Any:

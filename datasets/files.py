@@ -71,8 +71,7 @@ def describe_dead_links(paths: Iterable[str]) -> str:
 
 def refuse_dead_link(path: str) -> None:
     """Raise BadInput if a link on a path leads nowhere."""
-    line = describe_dead_link(path)
-    if line:
+    if line := describe_dead_link(path):
         raise BadInput(f"{line}: mount its disk, or correct or delete the link")
 
 

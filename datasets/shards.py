@@ -97,8 +97,7 @@ class ParquetRows(Dataset):
         for path in self.paths if self.columns else []:
             with explained(f"cannot read {path}", ValueError):
                 known = read_again(functools.partial(_parquet().read_schema, path), path).names
-            missing = set(self.columns or ()).difference(known)
-            if missing:
+            if missing := set(self.columns or ()).difference(known):
                 raise BadInput(f"{path} has no column {min(missing)}; it has {', '.join(known)}")
 
     def __len__(self) -> int:

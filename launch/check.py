@@ -58,9 +58,7 @@ def main(arguments: list[str]) -> int:
         seconds = time.monotonic() - start
         print(f"check verdict={node.worst(findings)} exit_code={code} seconds={seconds:.2f}", flush=True)
     # not on a node with an error: the measurement would wait for processes that cannot run
-    if args.nodes and not code:
-        return _measure(args, topology)
-    return code
+    return _measure(args, topology) if args.nodes and not code else code
 
 
 def _measure(args: argparse.Namespace, topology: Topology) -> int:

@@ -125,9 +125,8 @@ class HostCopies:
             return type(value)(self._copied(part, (*place, index)) for index, part in enumerate(value))
         if isinstance(value, np.generic):
             return value.item()
-        if isinstance(value, set | bytearray):  # the other types that may change are refused
-            return value.copy()
-        return value
+        # the other types that may change are refused
+        return value.copy() if isinstance(value, set | bytearray) else value
 
     def _buffer(self, tensor: torch.Tensor, place: tuple[Any, ...]) -> torch.Tensor:
         """Return host memory of the tensor's shape and strides, pinned if the tensor is on a GPU."""
@@ -156,8 +155,5 @@ def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
 def size_of(state: Any) -> int:
     """Return the bytes of the tensors in nested dictionaries, lists and tuples."""
     leaves, _ = tree_flatten(state)
-    size = 0
-    for leaf in leaves:
-        if isinstance(leaf, torch.Tensor) and not leaf.is_meta:
-            size += leaf.numel() * leaf.element_size()
-    return size
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and not leaf.is_meta]
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

@@ -18,8 +18,7 @@ def settle_buckets(forward: torch.nn.parallel.DistributedDataParallel, inputs: A
     passes = 2 if forward.static_graph else 1
     # torch 2.6 and later can run a compiled model without compiling it for this batch.
     eager: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
-    set_stance = getattr(torch.compiler, "set_stance", None)
-    if set_stance:
+    if set_stance := getattr(torch.compiler, "set_stance", None):
         eager = set_stance("force_eager")
     # cudnn.benchmark would try all algorithms for this batch.
     with eager, torch.backends.cudnn.flags(enabled=True, benchmark=False):
@@ -38,9 +37,8 @@ def backward_without_trace(
     kind = parameter.device.type
 
     def move(tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.is_floating_point():
-            return tensor.to(parameter)  # also to its type
-        return tensor.to(parameter.device)
+        # numbers with a point get the type of the parameter, too
+        return tensor.to(parameter) if tensor.is_floating_point() else tensor.to(parameter.device)
 
     # kept for the end: a forward pass changes the statistics of BatchNorm
     buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]

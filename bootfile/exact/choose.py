@@ -37,8 +37,7 @@ def choose_state(parts: Parts, wanted: str) -> SavedState:
     change = parts.state.schedule.change
     if change:
         parts.say(f"the schedule of the checkpoint is another one: {change}")
-    changes = program.describe_changes(state["code"], parts.state.code)
-    if changes:
+    if changes := program.describe_changes(state["code"], parts.state.code):
         parts.say(f"warning: {changes} since the start before: the results may differ from here on")
     for note in parts.state.take_notes():
         parts.say(note)
@@ -81,10 +80,8 @@ def choose(
         paths = files.list_newest_first(folder)
     elif os.path.isdir(wanted):
         paths = _list(wanted)
-    elif os.path.exists(wanted):
-        paths = [wanted]
     else:
-        paths = []
+        paths = [wanted] if os.path.exists(wanted) else []
     if not paths:
         raise BadInput(f"--resume {wanted}: no such file, or folder with checkpoints")
     refused = []

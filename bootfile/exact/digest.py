@@ -82,14 +82,11 @@ def _add_tensors(tensors: list[torch.Tensor], is_alone: bool = False) -> list[in
         return []
     # one collective for all tensors, on the device with which the ranks communicate
     sharded: Any = next(filter(dtensors.is_dtensor, tensors), None)
-    device = tensors[0].device
-    if sharded is not None:
-        device = torch.device(sharded.device_mesh.device_type)
+    device = tensors[0].device if sharded is None else torch.device(sharded.device_mesh.device_type)
     sums = []
     for tensor in tensors:
-        part, start = tensor, 0
-        if not is_alone:  # each element is counted on one rank
-            part, start = _own_part(tensor)
+        # each element is counted on one rank
+        part, start = (tensor, 0) if is_alone else _own_part(tensor)
         part = part.detach()
         if part.layout != torch.strided:  # sparse
             part = part.to_dense()

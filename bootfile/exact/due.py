@@ -104,9 +104,8 @@ class ReportTimes:
             return True
         if self._every is None:
             return False
-        if self._every.unit == "s" and (self.is_late or step == self.first):
-            return True
-        return self._every.ends_at(step, steps_per_epoch) or step % steps_per_epoch == 0
+        is_timed = self._every.unit == "s" and (self.is_late or step == self.first)
+        return is_timed or self._every.ends_at(step, steps_per_epoch) or step % steps_per_epoch == 0
 
     def end(self) -> None:
         """Note that a report ends with this step: the next one is counted from here."""

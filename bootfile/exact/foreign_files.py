@@ -11,9 +11,7 @@ def explain_start(path: str, start: bytes, expected: bytes) -> str:
     if start.startswith(_BEFORE_1_6):
         convert = CONVERT.format(f"torch.load({path!r}, weights_only=True)")
         return f"{reason}; it is of torch before 1.6. With torch 2.6 or later, or if you trust it: {convert}"
-    if start.startswith(_GIT_LFS):
-        return f"{reason}; it is a pointer of Git LFS: git lfs pull"
-    return reason
+    return f"{reason}; it is a pointer of Git LFS: git lfs pull" if start.startswith(_GIT_LFS) else reason
 
 
 def explain_script(path: str) -> str:

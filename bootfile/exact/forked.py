@@ -111,8 +111,7 @@ class Forked(Plugin):
     def _refuse_change(self, step: int, before: "_Before") -> None:
         """Raise BadInput, on every rank, if the step that was left out has changed a part of the state."""
         # rank 0 decides for all, so that no rank waits for one that has ended
-        changed = ranks.broadcast_object(before.find_change())
-        if changed:
+        if changed := ranks.broadcast_object(before.find_change()):
             option = "--skip_steps" if step in self._plan.skipped else "--without"
             raise BadInput(
                 f"{option}: step {step} is left out, and the loop changes {changed} in it: take the "
@@ -140,11 +139,10 @@ class _Before:
 
     def __init__(self, objects: dict[str, Any], waits: bool):
         self._objects = objects
-        self._buffers: list[tuple[torch.Tensor, torch.Tensor]] = []  # (the buffer, a copy)
         # a forward pass changes buffers (BatchNorm), also if its loss is never used
-        for value in objects.values():
-            if isinstance(value, torch.nn.Module):
-                self._buffers += [(buffer, buffer.detach().clone()) for buffer in value.buffers()]
+        modules = [value for value in objects.values() if isinstance(value, torch.nn.Module)]
+        buffers = itertools.chain.from_iterable(module.buffers() for module in modules)
+        self._buffers = [(buffer, buffer.detach().clone()) for buffer in buffers]  # (the buffer, a copy)
         self._gradients: list[tuple[torch.Tensor, torch.Tensor | None]] = []  # (the parameter, a copy)
         # the gradients of earlier batches may wait for an optimizer step: this step must not add to them
         parameters = itertools.chain.from_iterable(map(parameters_of, find_optimizers(objects)))
@@ -152,10 +150,12 @@ class _Before:
         for parameter in {id(parameter): parameter for parameter in parameters}.values():
             kept = parameter.grad.clone() if waits and parameter.grad is not None else None
             self._gradients.append((parameter, kept))
-        self._others: list[tuple[Any, Any]] = []  # (an object such as a gradient scaler, a copy of its state)
-        for name, value in objects.items():
-            if name not in _MAY_CHANGE and not isinstance(value, torch.nn.Module | torch.optim.Optimizer):
-                self._others.append((value, copy.deepcopy(value.state_dict())))
+        # (an object such as a gradient scaler, a copy of its state)
+        self._others = [
+            (value, copy.deepcopy(value.state_dict()))
+            for name, value in objects.items()
+            if name not in _MAY_CHANGE and not isinstance(value, torch.nn.Module | torch.optim.Optimizer)
+        ]
         self._parts = self._summarize()
 
     def end(self) -> None:

@@ -15,6 +15,4 @@ def find_kind(name: str) -> int:
     words = name.split(".")
     if "param_groups" in words or not _RATES.isdisjoint(words):
         return HYPERPARAMETER
-    if words[-1] in _COUNTERS and words[0] not in _WEIGHTS:
-        return COUNTER
-    return OTHER
+    return COUNTER if words[-1] in _COUNTERS and words[0] not in _WEIGHTS else OTHER

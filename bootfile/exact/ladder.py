@@ -20,9 +20,8 @@ _NUMBERS = {"Adam": 2, "AdamW": 2, "Adamax": 2, "NAdam": 2, "RAdam": 2, "RMSprop
 def find_kept(steps: Iterable[int], every: int, is_whole: Callable[[int], bool]) -> set[int]:
     """Return the steps whose states stay: the first of each interval of which is_whole(step) is true."""
     intervals: dict[int, list[int]] = {}
-    for step in sorted(steps):
-        if step >= every:
-            intervals.setdefault(step // every, []).append(step)
+    for step in sorted(step for step in steps if step >= every):
+        intervals.setdefault(step // every, []).append(step)
     kept = set()
     # the last state of an interval is not read, because no other one could take its place
     for candidates in intervals.values():
@@ -38,19 +37,13 @@ def describe(saver: Any, total_steps: int | None, size: int, objects: Iterable[A
     Saver of the run. size: bytes of the state before the first step. objects: those of a state."""
     every = saver.keep_every
     folder = saver.checkpoints  # it may not exist yet
-    about = "about "
     size_of_newest = _size_of_newest(folder)
     # after a restart the size on disk is known; before the first save it is computed
-    if size_of_newest:
-        size = size_of_newest
-    else:
-        for value in objects:
-            if not isinstance(value, torch.optim.Optimizer):
-                continue
-            added = _size_of_later(value)
-            if added is None:  # not an optimizer of torch: what it will keep is not known
-                about = "at least "
-            size += added or 0
+    optimizers = [] if size_of_newest else [one for one in objects if isinstance(one, torch.optim.Optimizer)]
+    added = [*map(_size_of_later, optimizers)]
+    size = size_of_newest or size + sum(filter(None, added))
+    # None: not an optimizer of torch, and what it will keep is not known
+    about = "at least " if None in added else "about "
     kept = f"and the newest {saver.keep}"
     line = f"a state stays after every {every} steps, {kept}: {about}{_name(size)} each"
     # a run without an end has no sum to compare with the disk

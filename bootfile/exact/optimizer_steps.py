@@ -35,25 +35,17 @@ class _Steps:
             self.note()
         has_stepped = self.has_stepped
         self.has_stepped = False
-        if gradient is None or has_stepped:
-            return False
-        return gradient is not gradient_before or changes != changes_before
+        is_new = gradient is not gradient_before or changes != changes_before
+        return gradient is not None and not has_stepped and is_new
 
     def _versions(self) -> tuple[torch.Tensor | None, int, int]:
         """Return (a gradient, how often it was changed in place, how often the parameters were: 0 if hooks
         tell)."""
-        gradient = None
-        changes = 0
+        parameters = [*parameters_of(self.optimizer)]
         # the first gradient stands for all gradients of this optimizer
-        for parameter in parameters_of(self.optimizer):
-            if parameter.grad is not None:
-                gradient = parameter.grad
-                changes = gradient._version
-                break
-        weights = 0
-        if _MAY_SKIP_HOOKS:
-            weights = sum(parameter._version for parameter in parameters_of(self.optimizer))
-        return gradient, changes, weights
+        gradient = next((one.grad for one in parameters if one.grad is not None), None)
+        weights = sum(parameter._version for parameter in parameters) if _MAY_SKIP_HOOKS else 0
+        return gradient, 0 if gradient is None else gradient._version, weights
 
 
 class OptimizerSteps:
@@ -143,18 +135,15 @@ def keeps_own_state(optimizer: torch.optim.Optimizer) -> bool:
     return type(optimizer).state_dict is not torch.optim.Optimizer.state_dict
 
 
-def find_optimizers(parts: dict[str, Any], through: str = "") -> Iterator[torch.optim.Optimizer]:
-    """Yield the optimizers among these values, and in the lists and dictionaries among them; also those that
-    one of these has in the attribute `through`."""
+def find_optimizers(parts: dict[str, Any]) -> list[torch.optim.Optimizer]:
+    """Return the optimizers among these values, and in the lists and dictionaries among them."""
+    return [member for member in list_members(parts) if isinstance(member, torch.optim.Optimizer)]
+
+
+def list_members(parts: dict[str, Any]) -> list[Any]:
+    """Return these values; in place of a list or a dictionary, what is in it."""
+    members: list[Any] = []
     for value in parts.values():
-        if isinstance(value, dict):
-            several = list(value.values())
-        elif isinstance(value, list | tuple):
-            several = list(value)
-        else:
-            several = [value]
-        for part in several:
-            if isinstance(part, torch.optim.Optimizer):
-                yield part
-            elif through and isinstance(getattr(part, through, None), torch.optim.Optimizer):
-                yield getattr(part, through)
+        several = [*value.values()] if isinstance(value, dict) else value
+        members += several if isinstance(several, list | tuple) else [several]
+    return members

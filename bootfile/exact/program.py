@@ -19,9 +19,10 @@ from collections.abc import Mapping
 from typing import Any, TypedDict
 
 import torch
+from torch.optim import Optimizer
 
 from bootfile.exact.files import Refused
-from bootfile.exact.optimizer_steps import find_optimizers, keeps_own_state
+from bootfile.exact.optimizer_steps import keeps_own_state, list_members
 
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 
@@ -48,7 +49,7 @@ def order_of(objects: dict[str, Any], generators: list[str]) -> Order:
             continue
         if owner == "receipt":  # it may have long lists, and this runs at each save
             continue
-        if isinstance(value, torch.optim.Optimizer):
+        if isinstance(value, Optimizer):
             groups[owner] = _names_of_groups(value, names)
         for place, optimizer in enumerate(find_held(value)):
             held[f"{owner}.{place}"] = _names_of_groups(optimizer, names)
@@ -84,15 +85,18 @@ def _compare(owner: str, saved: list[list[str]], present: list[list[str]]) -> No
                 )
 
 
-def find_held(value: Any) -> list[torch.optim.Optimizer]:
+def find_held(value: Any) -> list[Optimizer]:
     """Return the optimizers that an object holds and may save, also those of the schedulers in it."""
     # those inside an optimizer are objects of the checkpoint (state.py), unless it saves them itself
-    if isinstance(value, torch.optim.Optimizer) and not keeps_own_state(value):
+    if isinstance(value, Optimizer) and not keeps_own_state(value):
         return []
-    return list(find_optimizers(getattr(value, "__dict__", {}), through="optimizer"))
+    members = list_members(getattr(value, "__dict__", {}))
+    # a scheduler in the object has its optimizer in this attribute
+    held = [one if isinstance(one, Optimizer) else getattr(one, "optimizer", None) for one in members]
+    return [one for one in held if isinstance(one, Optimizer)]
 
 
-def _names_of_groups(optimizer: torch.optim.Optimizer, names: dict[int, str]) -> list[list[str]]:
+def _names_of_groups(optimizer: Optimizer, names: dict[int, str]) -> list[list[str]]:
     return [
         [names.get(id(parameter), "") for parameter in group["params"]] for group in optimizer.param_groups
     ]

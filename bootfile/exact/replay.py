@@ -171,11 +171,11 @@ def compare_schedules(saved: dict[str, dict[str, Any]], present: dict[str, dict[
     lines = []
     for name, began in saved.items():
         begins = present.get(name, {})
-        for key in sorted(began.keys() & begins.keys()):
-            if not same(began[key], begins[key]):
-                lines.append(
-                    f"{key} of {name} began as {began[key]}, which is used; this program has {begins[key]}"
-                )
+        lines += [
+            f"{key} of {name} began as {began[key]}, which is used; this program has {begins[key]}"
+            for key in sorted(began.keys() & begins.keys())
+            if not same(began[key], begins[key])
+        ]
     return lines
 
 

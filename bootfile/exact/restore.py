@@ -193,8 +193,7 @@ def _check_sampling(run: RunState, state: SavedState) -> None:
 def _check_objects(run: RunState, saved: dict[str, Any]) -> None:
     """Raise Refused if the objects of a state cannot be loaded into those of this run."""
     # before any load_state_dict(): one that fails in the middle would leave some objects changed
-    missing = sorted(run.objects.keys() - saved.keys() - _OPTIONAL)
-    if missing:
+    if missing := sorted(run.objects.keys() - saved.keys() - _OPTIONAL):
         raise Refused(f"it has no {missing[0]!r}, which this run saves: leave it out, as in that run")
     name_here = type(run.objects["optimizer"]).__name__
     name_there = saved["optimizer"]["class"]

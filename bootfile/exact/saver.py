@@ -77,7 +77,7 @@ class Saver:
         self.log = log
         self.is_sharded = is_sharded
         self.by_rank = is_sharded and by_rank
-        self.saved: Callable[[int], object] | None = None
+        self.saved: Callable[[int], object] = lambda step: None
         self.checkpoints = os.path.join(folder, "checkpoints")
         check_mounted(folder)  # remembers the mount
         self.submitted = 0
@@ -305,8 +305,7 @@ class Saver:
         self._refusals = 0
         # only now: the checkpoints before are needed until the new one is known to be whole
         files.keep(path, self.keep, self._whole, every)
-        if self.saved:
-            self.saved(state["step"])
+        self.saved(state["step"])
 
     def _prepare(self, folder: str, state: dict[str, Any]) -> None:
         """Make the folder for a state, and delete what a killed write has left. Raises OSError without

@@ -83,14 +83,10 @@ def prepare(parts: Parts, processes: Processes, step: int, is_saved_here: bool) 
 
 def _compare_data(parts: Parts) -> None:
     """Raise BadInput on every rank if a rank has other data, labels or sampling than rank 0."""
-    if ranks.world_size() == 1:
-        return
     data: dict[str, Any] = getattr(parts.loader, "compared_data", {})
     all_ranks = ranks.gather_objects((data, facts.aten_instructions()))
     data_of_first, instructions_of_first = all_ranks[0]
     for rank, (data_of_rank, instructions_of_rank) in enumerate(all_ranks):
-        if not data_of_first or not data_of_rank:
-            continue
         for name, expected in data_of_first.items():
             value = data_of_rank.get(name, "missing")
             # a rank that has noticed items which are not stable does not have them in its digest
@@ -112,8 +108,7 @@ def _compare_data(parts: Parts) -> None:
 def _warn_of_generators(parts: Parts) -> None:
     """Print one warning that names generators which neither a checkpoint nor the loader knows."""
     places = {"model": parts.model, "criterion": parts.criterion, "collate_fn": parts.loader.collate_fn}
-    paths = parts.loader.find_unknown_generators(places, parts.state.objects)
-    if paths:
+    if paths := parts.loader.find_unknown_generators(places, parts.state.objects):
         parts.say(
             f"warning: {', '.join(paths)}: random number generators of your own, whose numbers a restart "
             "does not repeat. Use torch's global one, or call checkpoint.add(name=generator) before "

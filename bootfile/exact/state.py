@@ -176,8 +176,7 @@ class RunState:
         """Note, after the first step of a restart, if other parameters are frozen than at the checkpoint."""
         if self.frozen_before is None:
             return
-        changed = sorted(self.frozen_before ^ self._frozen())
-        if changed:
+        if changed := sorted(self.frozen_before ^ self._frozen()):
             is_now = "trained" if changed[0] in self.frozen_before else "frozen"
             self.notes.append(
                 f"warning: {changed[0]} is {is_now} now, unlike at the checkpoint ({len(changed)} in all): "

@@ -113,8 +113,7 @@ class Survivor(Plugin):
         if ranks.is_first():
             with contextlib.suppress(OSError):
                 os.unlink(mark)
-        blind = [str(rank) for rank, sees in enumerate(seen) if not sees]
-        if blind:
+        if blind := [str(rank) for rank, sees in enumerate(seen) if not sees]:
             self._parts.say(
                 f"warning: rank {', '.join(blind)} does not see {saver.folder} of rank 0, and cannot save if "
                 "rank 0 is lost: give all nodes the same mount"

@@ -105,9 +105,9 @@ class AfterSave(Plugin):
                 key: each.state_dict() for key, each in state.objects.items() if isinstance(each, of_torch)
             }
             outline = [("the scheduler", repr(state.schedule.state()["calls"]))]
-            for name, leaf in digest.leaves(parts):
-                if "_extra_state" not in name:
-                    outline.append((name, read_mark(leaf) if isinstance(leaf, torch.Tensor) else repr(leaf)))
+            leaves = [(name, leaf) for name, leaf in digest.leaves(parts) if "_extra_state" not in name]
+            for name, leaf in leaves:
+                outline.append((name, read_mark(leaf) if isinstance(leaf, torch.Tensor) else repr(leaf)))
         except Exception:  # a state_dict() may work only around a save
             self._compares = False
             return []

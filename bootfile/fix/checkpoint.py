@@ -164,10 +164,11 @@ def _find_anchor(job: Job, events: list[Event]) -> Any:
 
 def _find_display(job: Job, value: Value) -> tuple[str, Any, Value]:
     """Return the syntax of a dict that is saved."""
-    displays = []
-    for node in job.nodes_at(value, ast.Dict):
-        if {getattr(key, "value", None) for key in node.keys} & value.parts.keys():
-            displays.append(node)
+    displays = [
+        node
+        for node in job.nodes_at(value, ast.Dict)
+        if {getattr(key, "value", None) for key in node.keys} & value.parts.keys()
+    ]
     displays += [call for call in job.nodes_at(value, ast.Call) if unparse(call.func) == "dict"]
     require(len(displays) == 1, "the checkpoint is not one dict that the script writes in one place")
     return value.path, displays[0], value

@@ -61,8 +61,7 @@ def main(arguments: list[str]) -> int:
     if options and not args.prove:
         raise BadInput("-- is before the options of the script, which only --prove runs")
     only = [rule for rule in args.only.replace(",", " ").split() if rule]
-    unknown = [rule for rule in only if rule not in RULES]
-    if unknown:
+    if unknown := [rule for rule in only if rule not in RULES]:
         raise BadInput(f"--only {args.only}: {unknown[0]} is not a rule: expected some of {', '.join(RULES)}")
     if args.exact + args.ddp + args.prove > 1 or (args.prove and (args.write or args.json)):
         raise BadInput("--exact, --ddp and --prove, which changes no file: expected no other mode with it")

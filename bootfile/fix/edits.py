@@ -142,12 +142,14 @@ class Script:
         self._plan(self._starts[line - 1], self._starts[line - 1], text)
 
     def insert_after(self, statement: ast.stmt, lines: Iterable[str]) -> None:
-        """Insert lines after the last line of a statement, and of others in that line."""
+        """Insert lines after the last line of a statement, and of others in that line. Raises CannotEdit if
+        they would come into the middle of another statement."""
         start, end = self.span(statement)
         line, last = self._line(start), self._line(end)
+        # `first; statement`
         beside = [node for node in ast.walk(self.tree) if isinstance(node, ast.stmt) and node.lineno == line]
         first = min([statement, *beside], key=lambda node: node.col_offset)
-        # `if test: statement`
+        # `if test: statement`: the line after it is not in the block of the test
         is_in_suite = first is not statement and hasattr(first, "body")
         is_alone = self.is_first(first) and not is_in_suite and (self._is_last(end) or line == last)
         require(is_alone, f"line {line} has other statements, too")

@@ -66,8 +66,7 @@ def _is_reset(body: list[ast.stmt], text: str) -> bool:
     """Return whether each run of a body sets a number before it reads it."""
     for statement in body:
         parts = [node for node in ast.walk(statement) if isinstance(node, ast.Name | ast.Attribute)]
-        used = [node for node in parts if unparse(node) == text]
-        if used:
+        if used := [node for node in parts if unparse(node) == text]:
             is_set = isinstance(statement, ast.Assign | ast.AnnAssign)
             return is_set and all(isinstance(node.ctx, ast.Store) for node in used)
     return False

@@ -36,8 +36,7 @@ def prove(args: Any, options: list[str], texts: dict[str, bytes], lines: str, no
     size of the patch, in words. notes: what the repairs change in an uninterrupted run, such as the order of
     the samples: it may differ then. Raises BadInput.
     """
-    outside = [path for path in texts if os.path.relpath(path).startswith(os.pardir)]
-    if outside:
+    if outside := [path for path in texts if os.path.relpath(path).startswith(os.pardir)]:
         raise BadInput(
             f"{outside[0]} is not below the working folder: start bootfile fix in a folder above it"
         )

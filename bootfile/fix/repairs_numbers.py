@@ -72,26 +72,29 @@ def save_number(job: Job) -> None:
         return
     try:
         check_order(job, checkpoint, same)
-        _check_place(job, number, checkpoint.path, checkpoint.anchor, is_set=True)
+        _check_place(job, number, checkpoint.path, checkpoint.anchor, sets=True)
         load_entry(job, checkpoint, Reach(name), number.key, f"{name} = {{}}")
     except CannotEdit:
         loop = job.facts.loops[0]
-        _check_place(job, number, loop.path, loop.node, is_set=True)
+        _check_place(job, number, loop.path, loop.node, sets=True)
         load_before_loop(job, checkpoint, "", number.key, [f"{name} = {{}}"])
 
 
-def _check_place(job: Job, number: Number, path: str, node: Any, is_set: bool = False) -> None:
-    """Raise CannotEdit if a number is not bound at a place by its name. is_set: if a statement there does not
-    set it either."""
-    here = job.scope.function(path, node)
-    is_visible = here is number.home or "." in number.name
-    if number.home is None and here is not None:
-        nodes = [part for part in ast.walk(here) if isinstance(part, ast.Global)]
-        is_shared = any(number.name in part.names for part in nodes)
-        is_visible = is_shared or not (is_set or number.name in list_local(here))
-    is_here = path == number.path and is_visible
-    is_bound = is_here and job.scope.is_bound(number.name, path, node, number.home)
+def _check_place(job: Job, number: Number, path: str, node: Any, sets: bool = False) -> None:
+    """Raise CannotEdit if the name of a number may not be bound to it at a node of a module. sets: a
+    statement that sets the number is added there."""
+    is_visible = path == number.path and _is_visible(number, job.scope.function(path, node), sets)
+    is_bound = is_visible and job.scope.is_bound(number.name, path, node, number.home)
     require(is_bound, f"{number.name} may not be bound in line {node.lineno}")
+
+
+def _is_visible(number: Number, here: Any, sets: bool) -> bool:
+    """Return whether the name of a number means this number in a function; None: in the module itself."""
+    if number.home is not None or here is None:
+        return here is number.home or "." in number.name
+    # a number of the module: a function that sets the name has one of its own, unless it says `global`
+    shared = [part.names for part in ast.walk(here) if isinstance(part, ast.Global)]
+    return any(number.name in names for names in shared) or not (sets or number.name in list_local(here))
 
 
 def _save(job: Job, number: Number, place: Any) -> list[ast.AST]:

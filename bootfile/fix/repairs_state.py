@@ -66,8 +66,7 @@ def load_object(job: Job) -> None:
     checkpoint = find_checkpoint(job)
     entries = [(key, root(part)) for _, _, saved in checkpoint.dicts for key, part in saved.parts.items()]
     states = [(key, part.of) for key, part in entries if part.kind == "state" and part.of is not None]
-    keys = [key for key, owner in states if root(owner) is value]
-    if keys:
+    if keys := [key for key, owner in states if root(owner) is value]:
         _load(job, checkpoint, value, keys[0], _find_form(job, value)[1])
     else:  # its state is in another file, such as that of the best weights
         save_object(job)

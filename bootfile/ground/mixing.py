@@ -16,3 +16,13 @@ def mix(values: np.ndarray) -> np.ndarray:
     mixed *= _SECOND
     mixed ^= mixed >> _31
     return mixed
+
+
+def to_words(rows: np.ndarray) -> np.ndarray:
+    """Return rows of bytes as words, uint64 [n, k]; zeros fill the last word of a row. rows: uint8 [n, m]."""
+    lack = -rows.shape[1] % 8
+    if lack:  # np.pad() takes 16 us
+        filled = np.zeros((len(rows), rows.shape[1] + lack), np.uint8)
+        filled[:, :-lack] = rows
+        rows = filled
+    return rows.view(np.uint64)

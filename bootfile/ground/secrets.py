@@ -39,9 +39,8 @@ def is_secret(name: str, value: object = None) -> bool:
     """Return whether a setting of this name may hold a secret. value: a number or a switch may be none."""
     if not SECRET_NAME.search(name) or _SPECIAL.search(name):
         return False
-    if value is None or not _PLAIN.fullmatch(str(value)):
-        return True
-    return not (_COUNTED.search(name) or str(value).lower() in ("true", "false", "none"))
+    is_plain = value is not None and _PLAIN.fullmatch(str(value))
+    return not is_plain or not (_COUNTED.search(name) or str(value).lower() in ("true", "false", "none"))
 
 
 def hide(value: str) -> None:

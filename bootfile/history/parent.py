@@ -72,11 +72,12 @@ class Parent:
             records = read_records(self.folder)
             self._records = dict(zip(records["step"].tolist(), records["sums"], strict=True))
         self._digests = read_states(self.folder)
-        self._shards = {}
-        for number, sums in read_shards(self.folder).items():
-            # a start without --recheck may have computed the step again, and then its sums are old
-            if start_of(self._known, number)["settings"].get("recheck"):
-                self._shards[number] = sums
+        # a start without --recheck may have computed the step again, and then its sums are old
+        self._shards = {
+            number: sums
+            for number, sums in read_shards(self.folder).items()
+            if start_of(self._known, number)["settings"].get("recheck")
+        }
         paths = files.list_newest_first(os.path.join(self.folder, CHECKPOINTS))
         last = max([0, *self._records, *self._digests, *map(files.step_of, paths)])
         if step is not None and not 0 <= step <= last:
@@ -180,10 +181,12 @@ class Parent:
         for name, here in now["settings"].items():
             facts.append((f"--{name}", self.settings.get(name, here), here))
         changes += [f"{name} {old} in the run, {new} here" for name, old, new in facts if old != new]
-        for name, old, new in find_differences(self.start["environment"], now["environment"]):
-            if name not in _WITHOUT_EFFECT:
-                changes.append(f"{in_words(name, old)} in the run, {in_words(name, new)} here")
-        return changes
+        differences = find_differences(self.start["environment"], now["environment"])
+        return changes + [
+            f"{in_words(name, old)} in the run, {in_words(name, new)} here"
+            for name, old, new in differences
+            if name not in _WITHOUT_EFFECT
+        ]
 
     def check(self, folder: str, step: int, line: dict[str, Any]) -> str:
         """Return the first difference of the steps that were computed again up to a step, in words, or "".

@@ -58,8 +58,7 @@ def _plan(folder: str, path: str, output: str, job: str | None, processes: int |
     if not uses:
         print_line(f"{never} {counted(len(ids), 'sample')} of {path}: it is the run without them already")
         return []
-    unused = np.setdiff1d(ids, np.concatenate([run.removed, *uses.values()])).tolist()
-    if unused:
+    if unused := np.setdiff1d(ids, np.concatenate([run.removed, *uses.values()])).tolist():
         print_line(f"{never} {name_samples(unused)}")
     first = min(uses)
     samples = name_samples(uses[first].tolist())

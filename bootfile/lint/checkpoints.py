@@ -148,9 +148,10 @@ class Checkpoints(Walk):
         mine = self.list_saved_with(base)
         # accelerate calls these functions before it saves: what they name is saved
         is_named = base.label and re.search(rf"\b{re.escape(base.label)}\b", self._text_of_hooks)
-        if mine & self.escaped or is_named or any(save.is_open for save in self.restart_saves):
-            return True
-        return any(_has(entry, mine, kind) for save in self.restart_saves for entry in save.entries)
+        may_have = mine & self.escaped or is_named or any(save.is_open for save in self.restart_saves)
+        return bool(may_have) or any(
+            _has(entry, mine, kind) for save in self.restart_saves for entry in save.entries
+        )
 
     def list_saved_with(self, base: Value) -> set[Value]:
         """Return an object and those whose state has its state."""

@@ -27,11 +27,12 @@ class Expressions(Calls):
             raise TooLarge
         if node is None:
             return Value("none")
-        method = getattr(self, f"_of_{type(node).__name__.lower()}", None)
-        if method:
-            result: Value = method(node)
-            return result
-        # an expression without a method: what it is made of is followed, what it is stays unknown
+        method = getattr(self, f"_of_{type(node).__name__.lower()}", self._of_other)
+        result: Value = method(node)
+        return result
+
+    def _of_other(self, node: ast.AST) -> Value:
+        """Return an unknown value of an expression without a method: what it is made of is followed."""
         inner = [self.value(child) for child in ast.iter_child_nodes(node) if isinstance(child, ast.expr)]
         return Value("unknown", deps=values.join_deps(inner))
 

@@ -19,8 +19,7 @@ class Names(Expressions):
 
     def _assign(self, target: ast.expr, value: Value, node: Any, keep: bool = False) -> None:
         """Bind a target. keep: a loop or a counter binds it, whatever it was before."""
-        method = getattr(self, f"_set_{type(target).__name__.lower()}", None)
-        if method:
+        if method := getattr(self, f"_set_{type(target).__name__.lower()}", None):
             method(target, value, node, keep)
 
     def _set_name(self, target: ast.Name, value: Value, node: Any, keep: bool) -> None:
@@ -50,8 +49,9 @@ class Names(Expressions):
     def _set_tuple(self, target: ast.Tuple | ast.List, value: Value, node: Any, keep: bool) -> None:
         """`a, b = pair`, `first, *rest = items`"""
         for number, part in enumerate(target.elts):
-            rest = Value(deps=values.join_deps([value]))
-            given = rest if isinstance(part, ast.Starred) else self._unpack(value, number, node)
+            # `*rest` may be any of the items
+            is_rest = isinstance(part, ast.Starred)
+            given = Value(deps=values.join_deps([value])) if is_rest else self._unpack(value, number, node)
             self._assign(part, given, node, keep)
 
     _set_list = _set_tuple

@@ -41,8 +41,7 @@ def _find_refused(facts: Facts) -> Iterator[Finding]:
     saves = [save for save in facts.saves if save.event.text == "torch.save"]
     for save in [save for save in saves if is_checkpoint(save) or is_file_of(save, loads[0])]:
         for entry in save.entries:
-            what = _describe_object(entry)
-            if what:
+            if what := _describe_object(entry):
                 where = name_line(save.event, loads[0])
                 text = f"torch.load() refuses {what}, which {where} saves, since PyTorch 2.6"
                 # an object that no dict of the script names may be saved as its state

@@ -43,8 +43,7 @@ def _find_wrong_epoch(facts: Facts) -> Iterator[Finding]:
         for save in [save for save in facts.training_saves if is_one and save.event.loops[0] is loop]:
             # the saved number is that of the loop plus an offset; a restart begins `added` after it
             for offset in _list_offsets(save, str(start.key), loop.value):
-                message = _judge(facts, loop, save, offset + added)
-                if message:
+                if message := _judge(facts, loop, save, offset + added):
                     yield at(loop, "R301", message, value=start, save=save.event, added=added)
                     return
 
@@ -58,8 +57,7 @@ def _find_wrong_file(facts: Facts) -> Iterator[Finding]:
         for save in [save for save in facts.training_saves if save.event.loops[0] is loop]:
             written = _find_offset(path_of(save.event), loop.value or Value())
             for offset in [one for one in read if one is not None and written is not None]:
-                message = _judge(facts, loop, save, (written or 0) - offset + added)
-                if message:
+                if message := _judge(facts, loop, save, (written or 0) - offset + added):
                     yield at(loop, "R301", message, value=start, save=save.event, added=added)
                     return
 

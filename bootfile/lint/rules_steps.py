@@ -139,7 +139,8 @@ def _is_multiple(save: Condition, step: Condition) -> bool:
 
 
 def _read_modulo(condition: Condition) -> tuple[str, Any, str] | None:
-    """Return (number, divisor, rest) of a test such as `step % 4 == 0`; None for other tests."""
+    """Return (number, divisor, rest) of a test such as `step % 4 == 0`; None for other tests. It is the test
+    of the condition itself, or that of a name in it: `due = step % 4 == 0`."""
     tests = [getattr(condition.node, "test", None), *[dep.node for dep in list_deps(condition.value)]]
     for test in tests:
         is_equal = isinstance(test, ast.Compare) and isinstance(test.ops[0], ast.Eq | ast.NotEq)

@@ -206,9 +206,8 @@ def walk_loop(node: Any) -> list[ast.AST]:
 
 
 def is_main_test(node: ast.expr) -> bool:
-    if not isinstance(node, ast.Compare) or not isinstance(node.left, ast.Name):
-        return False
-    return node.left.id == "__name__" and isinstance(node.ops[0], ast.Eq)
+    left = node.left if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Eq) else None
+    return isinstance(left, ast.Name) and left.id == "__name__"
 
 
 def is_property(node: Any) -> bool:

@@ -81,8 +81,7 @@ class Tracer(Names):
             self._steps += 1
             if self._steps > MOST_STEPS:
                 raise TooLarge
-            method = getattr(self, f"_do_{type(statement).__name__.lower()}", None)
-            if method:
+            if method := getattr(self, f"_do_{type(statement).__name__.lower()}", None):
                 method(statement)
         # a `return` within this block has added a condition for the rest of it only
         del self._conditions[count:]

@@ -19,7 +19,7 @@ import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from bootfile.ground.errors import print_line
-from bootfile.ground.mixing import mix
+from bootfile.ground.mixing import mix, to_words
 from bootfile.processes import ranks
 
 _ITEMS = 64  # items that are read, evenly spaced
@@ -101,11 +101,9 @@ def hash_rows(values: Any) -> np.ndarray:
 
 def _hash_words(rows: np.ndarray) -> np.ndarray:
     """Return a 63-bit hash of each row of uint8 [n, m]. Each word is mixed with its position (SplitMix64)."""
-    if rows.shape[1] % 8:  # np.pad() takes 16 us, also without anything to add
-        rows = np.pad(rows, ((0, 0), (0, -rows.shape[1] % 8)))
-    rows = rows.view(np.uint64)
-    words = mix(rows + np.arange(rows.shape[1], dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15))
-    hashes: np.ndarray = (words.sum(axis=1) >> np.uint64(1)).astype(np.int64)
+    words = to_words(rows)
+    mixed = mix(words + np.arange(words.shape[1], dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15))
+    hashes: np.ndarray = (mixed.sum(axis=1) >> np.uint64(1)).astype(np.int64)
     return hashes
 
 
@@ -135,9 +133,7 @@ def is_data(value: Any) -> bool:
     """Return whether an attribute holds numbers. Others may be paths, which differ from node to node."""
     if isinstance(value, list | tuple) and value:
         return all(isinstance(item, int | float | torch.Tensor | np.ndarray) for item in value)
-    if isinstance(value, np.ndarray):
-        return value.dtype.kind in "iufbc"
-    return isinstance(value, torch.Tensor)
+    return value.dtype.kind in "iufbc" if isinstance(value, np.ndarray) else isinstance(value, torch.Tensor)
 
 
 def add(digest: Any, value: Any) -> None:
@@ -212,9 +208,8 @@ def _add_entries(digest: Any, dataset: Any, seen: set[int]) -> None:
         if hasattr(value, "columns") and hasattr(value, "to_dict"):  # a table of pandas
             _add_list(digest, name, value.to_dict("list"))
             continue
-        parts = list(value) if isinstance(value, list | tuple) else [value]
-        if isinstance(value, dict):
-            parts = list(value.values())
+        inside = list(value.values()) if isinstance(value, dict) else value
+        parts = inside if isinstance(inside, list | tuple) else [inside]
         if parts and all(isinstance(part, Dataset) for part in parts):
             for part in parts:
                 _add_entries(digest, part, seen)
@@ -263,7 +258,5 @@ def _plain_entry(value: Any) -> Any:
         return value.item()
     if isinstance(value, torch.Tensor | np.ndarray) and math.prod(value.shape) <= _MOST:
         return hash_value(value)
-    if hasattr(value, "isoformat"):
-        return value.isoformat()
     # only the type: the text of an object may hold its address
-    return type(value).__name__
+    return value.isoformat() if hasattr(value, "isoformat") else type(value).__name__

@@ -128,9 +128,8 @@ class Loader:
         self.removal: Any = None  # a Removal, whose samples no batch has
         # it takes all samples of the last batch, which was handed out with them: its result does not count
         self.is_removed = False
-        data_set = getattr(engine, "data_set", None)
         # what the loop changes in a data set of its own
-        self.loop_attributes = None if data_set is None else LoopAttributes(data_set)
+        self.loop_attributes = LoopAttributes(getattr(engine, "data_set", None))
         self.shares_data = True  # all ranks read one data set
         self.has_stable_items = True  # an item is the same when it is read again
         self._ahead = 1 if device.type != "cpu" else 0  # on the CPU a batch ahead would only use memory
@@ -180,12 +179,10 @@ class Loader:
             if not sampler.remaining and (begin < step or self.leaves_out_ended):
                 continue
             self._seed(epoch, generators.EPOCH_START)
-            if self.loop_attributes:
-                self.loop_attributes.enter_epoch()
+            self.loop_attributes.enter_epoch()
             yield epoch
             self.has_left_epoch = True  # the code after its batches has run
-            if self.loop_attributes:
-                self.loop_attributes.leave_epoch()
+            self.loop_attributes.leave_epoch()
 
     @property
     def total_steps(self) -> int | Any:
@@ -325,9 +322,8 @@ class Loader:
                 "early or iterate it a second time; open another loader for that"
             )
         self.is_in_epoch = True
-        watches = self.loop_attributes if is_leading else None
-        if watches:
-            watches.begin_epoch()
+        if is_leading:
+            self.loop_attributes.begin_epoch()
         shards = itertools.cycle(range(self._shards))
         # if the caller leaves the epoch early, the engine ends its work here
         with contextlib.closing(self._copies()) as copies:
@@ -373,8 +369,8 @@ class Loader:
         if missing > 0:
             raise RuntimeError(f"the data of epoch {epoch} ended at step {step}, {missing} steps too early")
         self.is_in_epoch = False
-        if watches:
-            watches.end_epoch()
+        if is_leading:
+            self.loop_attributes.end_epoch()
         # what the loop draws before the next epoch, as in an evaluation, is the same after a restart
         self._seed(epoch, generators.EPOCH_END)
 
@@ -422,8 +418,7 @@ class Loader:
     def _copies(self) -> Generator[tuple[Batch, Copy], None, None]:
         """Yield batches with their started copies, on a GPU one batch ahead."""
         begun: collections.deque[tuple[Batch, Copy]] = collections.deque()  # at most self._ahead + 1
-        if self.removal:
-            self.plan.removal = self.removal
+        self.plan.removal = self.removal
         # the engine works in other threads or processes; this generator runs in the thread of the loop
         with contextlib.closing(self.engine.run(self.plan)) as batches:
             for batch, data in batches:

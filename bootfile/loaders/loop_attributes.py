@@ -27,9 +27,9 @@ Values = dict[str, Any]  # "rollout" or "transform.p" -> value
 
 
 class LoopAttributes:
-    """The attributes of `owner`, a data set, that the loop has changed. names: their paths. The training
-    loader calls begin_epoch() before it reads the first batch of an epoch, and end_epoch() after the last
-    one: what differs between them was changed by the loop."""
+    """The attributes of `owner`, a data set, that the loop has changed; none if it is None. names: their
+    paths. The training loader calls begin_epoch() before it reads the first batch of an epoch, and
+    end_epoch() after the last one: what differs between them was changed by the loop."""
 
     def __init__(self, owner: Any):
         self.names: set[str] = set()
@@ -71,9 +71,11 @@ class LoopAttributes:
         being read: then reading an item may have changed them."""
         if self._is_reading or self._before is None:
             return
-        for name, value in _read(self._owner).items():
-            if name not in self._before or not _are_equal(self._before[name], value):
-                self.names.add(name)
+        before = self._before
+        present = _read(self._owner).items()
+        self.names |= {
+            name for name, value in present if name not in before or not _are_equal(before[name], value)
+        }
 
     def restore(self, values: Values) -> None:
         """Set attributes to the values of a checkpoint. One whose object does not exist is left out."""

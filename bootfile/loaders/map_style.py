@@ -177,9 +177,7 @@ class Fetcher:
             rows = torch.from_numpy(ids if self._rows is None else self._rows[ids])  # a Subset has some
             inputs, targets = pair_of(tuple(tensor[rows] for tensor in self._table.tensors))
             return hash_rows(targets), (inputs, targets)
-        if not len(ids):
-            return self._empty()
-        return self.collate(self.items(ids, seeds), int(seeds[-1]), ids)
+        return self.collate(self.items(ids, seeds), int(seeds[-1]), ids) if len(ids) else self._empty()
 
     def collate(self, items: list[Any], seed: int, ids: np.ndarray) -> tuple[np.ndarray, tuple[Any, Any]]:
         """Return collated items as a call does. seed: of the last item, for a random collate_fn. Raises

@@ -94,8 +94,7 @@ def torch_loader(
     made = Loader(TorchBatches(loader, is_stable), plan, torch.device(device))
     made.has_stable_items = is_stable
     # a sampler that divides the data among the ranks has their number; else each rank may have its own data
-    if not any(hasattr(part, "num_replicas") for part in (loader.sampler, loader.batch_sampler)):
-        made.shares_data = False
+    made.shares_data = any(hasattr(part, "num_replicas") for part in (loader.sampler, loader.batch_sampler))
     return made
 
 

@@ -296,8 +296,7 @@ def check_tasks(workers: int, tasks: int = _TASKS_OF_WORKER) -> None:
     before it starts them. tasks: processes and threads of a worker."""
     from bootfile.machine import process_limits  # a loop without workers needs no limits
 
-    line = process_limits.shortage(workers * tasks, f"{workers} workers")
-    if line:
+    if line := process_limits.shortage(workers * tasks, f"{workers} workers"):
         raise NotDelivered(f"{line}, or use {_FEWER}")
 
 
@@ -336,8 +335,7 @@ def _reopen_files() -> None:
 def check_connections(owners: dict[str, Any]) -> None:
     """Raise BadInput if an object holds a connection, a pipe or threads that forked workers would share or
     lack. owners: name -> object."""
-    connections = generators.search(owners, "", _connection, _DEPTH)
-    if connections:
+    if connections := generators.search(owners, "", _connection, _DEPTH):
         path, _, kind = connections[0]
         raise BadInput(
             f"{path} is an open {kind}, which workers would share. Open it at the first use in "

@@ -102,6 +102,5 @@ def _find_wish(env: Mapping[str, str], cores: int) -> tuple[int, str]:
         if name == VARIABLES[0] and number == 1 and _is_set_by_launcher(env):
             return 0, ""
         return number, f"{name}={number}"
-    if in_use != cores:  # torch takes one thread for each physical core
-        return in_use, f"torch.set_num_threads({in_use})"
-    return 0, ""
+    # torch takes one thread for each physical core
+    return (in_use, f"torch.set_num_threads({in_use})") if in_use != cores else (0, "")

@@ -77,9 +77,8 @@ def _power(inputs: torch.Tensor, exponent: float) -> torch.Tensor:
 
 def _logit(inputs: torch.Tensor, eps: float | None = None) -> torch.Tensor:
     if inputs.dtype != _DOUBLE:
-        kind = inputs.dtype
-        if not inputs.is_floating_point():  # torch computes integers in the default type
-            kind = torch.get_default_dtype()
+        # torch computes integers in the default type
+        kind = inputs.dtype if inputs.is_floating_point() else torch.get_default_dtype()
         result: torch.Tensor = torch.ops.aten.logit.out(inputs, eps, out=torch.empty(0, dtype=kind))
         return result
     values = inputs.detach()

@@ -261,8 +261,7 @@ class RankEnds:
         if self.rank > min([*alive, self.rank]) or _PARENT in os.environ:
             return
         ends = {rank: text for rank, text in self._texts.items() if gives_up or rank not in self._early}
-        reason = next(filter(None, ends.values()), "")
-        if reason:
+        if reason := next(filter(None, ends.values()), ""):
             text = reason.partition(" ")[2]
         elif 0 not in self.local and now - self._first_at > _CALM:
             holder = self.name(0)

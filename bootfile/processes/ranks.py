@@ -136,8 +136,7 @@ def raise_on_all(error: BadInput | None) -> None:
 
     Without it the others would wait for rank 0, which has ended with an error.
     """
-    told = broadcast_object((str(error), error.code) if error else None)
-    if told:
+    if told := broadcast_object((str(error), error.code) if error else None):
         text, code = told
         refusal = error or BadInput(text)
         refusal.code = code

@@ -329,6 +329,5 @@ def look(store: "Store") -> None:
     """
     from bootfile.processes import texts  # only several processes have a store
 
-    match = re.fullmatch(rf"(\d+) (\d+) {_token}(?: (.+))?", texts.read(store, _KEY))
-    if match:
+    if match := re.fullmatch(rf"(\d+) (\d+) {_token}(?: (.+))?", texts.read(store, _KEY)):
         hear(int(match[1]), int(match[2]), match[3] or "")

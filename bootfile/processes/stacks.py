@@ -127,7 +127,9 @@ def is_compiling(stack: Stack) -> bool:
 
 
 def is_at_rest(stack: Stack) -> bool:
-    """Return whether a user holds the thread: a debugger, or a prompt or notebook that runs no cell."""
+    """Return whether a user holds the thread: a debugger, or a prompt or notebook that runs no cell. The
+    watching thread asks before it says that a run is stuck. An empty stack, of a thread that has ended or of
+    a dump without lines, says nothing, and so counts as one at rest."""
     # anywhere: a command that the user types there may have newer lines
     if any(f"{os.path.basename(frame.file)} {frame.function}" in _PAUSES for frame in stack):
         return True

@@ -23,9 +23,7 @@ def write(store: "Store", key: str, text: str) -> None:
 
 def read(store: "Store", key: str) -> str:
     """Return a text; "" if no process has written it."""
-    if not store.add(f"{key}/written", 0):
-        return ""
-    return cast(str, store.get(key).decode(errors="replace"))
+    return cast(str, store.get(key).decode(errors="replace")) if store.add(f"{key}/written", 0) else ""
 
 
 def write_first(store: "Store", key: str, text: str) -> str:

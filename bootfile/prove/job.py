@@ -384,8 +384,7 @@ class Job:
             if reference:
                 shutil.copytree(snapshot, self.output)
                 restart = self._trace(f"traced-restart-{number}", self.command(*self._resume_with))
-            cause_in_steps = causes.explain_steps(reference, restart, saved)
-            if cause_in_steps:
+            if cause_in_steps := causes.explain_steps(reference, restart, saved):
                 return cause_in_steps
             cause = cause or causes.explain(reference, restart, saved, differences)
         return cause

@@ -56,8 +56,8 @@ class OwnJob(Job):
         self._resumed_from = 0  # the step of the newest checkpoint when the last start began
         self._damaged = 0  # the step of the damaged checkpoint
         self.steps = self._choose_length()
-        self._every = self._choose("--save_every", max(1, self.steps // 6))
-        self._choose("--report_every", 1)
+        self._every = self._settle_option("--save_every", max(1, self.steps // 6))
+        self._settle_option("--report_every", 1)
         default = re.search(r"--exact_shards V\s[^(]*\(default:\s+(\d+)\)", help_text)
         shards = get_option(options, "--exact_shards") or (default[1] if default else "")
         if shards.isdecimal():  # runs on numbers of processes that divide it must have equal states
@@ -90,18 +90,18 @@ class OwnJob(Job):
     def _choose_length(self) -> int:
         """Choose the options of the length of a run, and return its steps. A run has several short epochs if
         the job can have them: kills and saves then also meet their ends."""
-        steps = self._choose("--max_steps", _STEPS)
+        steps = self._settle_option("--max_steps", _STEPS)
         if not {"--epochs", "--epoch_steps"} <= self._known:
             return steps
         length = math.ceil(steps / _EPOCHS)
         if get_option(self.options, "--epochs") is not None:
-            length = steps // self._choose("--epochs", _EPOCHS)
-        length = self._choose("--epoch_steps", max(1, length))
-        return min(steps, length * self._choose("--epochs", math.ceil(steps / length)))
+            length = steps // self._settle_option("--epochs", _EPOCHS)
+        length = self._settle_option("--epoch_steps", max(1, length))
+        return min(steps, length * self._settle_option("--epochs", math.ceil(steps / length)))
 
-    def _choose(self, name: str, value: int) -> int:
-        """Return the number of an option: the user's, or this one, which is added to the options of all runs.
-        Raises BadInput."""
+    def _settle_option(self, name: str, value: int) -> int:
+        """Settle an option of all runs, and return its number: the user's, or else this one, which is added
+        to the command of each run. Raises BadInput."""
         text = get_option(self.options, name)
         if text is None:
             self._chosen[name] = value
@@ -139,7 +139,7 @@ class OwnJob(Job):
             self._chosen["--epochs"] = math.ceil(self.steps * before["--epochs"] / trained)
         elif trained:
             self.steps = min(self.steps, trained)
-        self._every = self._choose("--save_every", max(1, self.steps // 6))
+        self._every = self._settle_option("--save_every", max(1, self.steps // 6))
         if self._chosen != before:
             shutil.rmtree(self.folder(REFERENCE))
             self.run(Case(REFERENCE))
@@ -170,7 +170,7 @@ class OwnJob(Job):
             return [], []
         others = [cases.OTHER_PROCESSES]
         if self.same_bits:
-            self.processes = self._choose(PROCESSES, 1)
+            self.processes = self._settle_option(PROCESSES, 1)
             numbers = [str(number) for number in self.same_bits if number != self.processes]
             others = [Case(f"{text} processes", option=PROCESSES, value=text, other=text) for text in numbers]
             killed = killed._replace(against="2 processes")
@@ -178,8 +178,7 @@ class OwnJob(Job):
         several = [killed] if is_of_one and any(case.value == "2" for case in others) else []
         count = max(self.same_bits, default=1)
         if "--elastic" in self._known and count > 1:
-            reason = sessions.why_no_fork()
-            if reason:
+            if reason := sessions.why_no_fork():
                 self.unchecked.append(f"{cases.REPLACED}: {reason}")
             else:
                 replaced = Case(cases.REPLACED, option=PROCESSES, losses=_LOSSES[count])

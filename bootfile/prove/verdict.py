@@ -97,9 +97,7 @@ def needs_more(row: Row) -> list[Case]:
         return cases.ONE_CHANGE
     if name == KILLED and result == "differs" and row.different[0].part in _ROUNDED:
         return [row.case._replace(name=cases.SAME_THREADS, changes=())]
-    if name == cases.SAME_THREADS and result == "equal":
-        return [cases.OTHER_THREADS]
-    return []
+    return [cases.OTHER_THREADS] if name == cases.SAME_THREADS and result == "equal" else []
 
 
 def find_difference(rows: list[Row]) -> Row | None:
@@ -134,14 +132,12 @@ def conclude(job: Job, rows: list[Row], cause: str = "") -> tuple[str, int]:
             f"; only with the same number of threads: with another one a restart differs ({text}): call "
             "torch.set_num_threads(N) in the script"
         )
-    different = find_difference(rows)
-    if different:
+    if different := find_difference(rows):
         # SAME_THREADS repeats KILLED: the verdict has one name for both
         name = KILLED if different.case.name == cases.SAME_THREADS else different.case.name
         text = different.different[0].text
         return f"differs: {name}: {f'{cause} ({text})' if cause else text}", DIFFERS
-    doubts = _find_doubts(job, rows)
-    if doubts:
+    if doubts := _find_doubts(job, rows):
         return f"unverified: {'; '.join(doubts)}", UNVERIFIED
     return f"exact: {_describe_equal(job, rows)}{condition}", 0
 

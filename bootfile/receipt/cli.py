@@ -72,14 +72,12 @@ def report(folders: list[str], histories: list[History], options: Options) -> tu
     lines: list[str] = []
     for folder, run, history in zip(folders, runs, histories, strict=True):
         lines += [f"{folder}: {describe_size(run.steps, history.begin)}", history.origin]
-        removed = sum(count for count, _ in history.removed.values())
-        if removed:
+        if removed := sum(count for count, _ in history.removed.values()):
             lines.append(
                 f"{counted(removed, 'sample')} of {name_ranges([*history.removed])} removed (--without)"
             )
         # a step without any sample (--without) is one of the removed, and not one of --skip_steps
-        left_out = [step for step in find_left_out(run.steps) if step not in history.removed]
-        if left_out:
+        if left_out := [step for step in find_left_out(run.steps) if step not in history.removed]:
             lines.append(f"{name_ranges(left_out)} left out (--skip_steps)")
         lines += run.lines
     if len(histories) == 2:

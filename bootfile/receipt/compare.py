@@ -192,8 +192,7 @@ def _compare_weights(first: str, second: str, *names: list[str]) -> tuple[bool, 
     missing = {*names[0]} ^ {*names[1]}
     if missing:
         return False, f"only one run has {min(missing)}"
-    differences = weights.find_differences(first, second, names[0])
-    if differences:
+    if differences := weights.find_differences(first, second, names[0]):
         return False, weights.describe(differences)
     return True, f"equal in {counted(len(names[0]), 'file')}"
 

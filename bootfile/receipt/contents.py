@@ -11,12 +11,13 @@ import numpy as np
 import torch
 
 from bootfile.ground.errors import BadInput
-from bootfile.ground.mixing import mix
+from bootfile.ground.mixing import mix, to_words
 
 _LINES = 64  # parts of a tensor that are hashed
 _LINE = 64  # bytes of such a part
 _NOT_IN_NUMPY = (torch.bfloat16, torch.complex32)  # nor are some types of one byte
 _ADVICE = "it cannot be hashed: give ids"
+_NONE = -1  # no length is this one
 
 
 def hash_ids(ids: Any) -> np.ndarray:
@@ -61,7 +62,8 @@ def _sizes(value: Any) -> list[int]:
 
 def _hash(value: Any, count: int) -> np.ndarray:
     """Return the hashes of `count` samples, uint64 [count], or one hash [1] of a value that all samples have.
-    count: -1 if the value is one sample."""
+    count: _NONE if the value is one sample, of which no part has samples. hash_batch() calls it with a batch,
+    and it calls itself with the parts."""
     if not isinstance(value, torch.Tensor) and hasattr(value, "__array_interface__"):
         array = np.array(value)  # NumPy's arrays and numbers, images of PIL
         try:
@@ -78,7 +80,7 @@ def _hash(value: Any, count: int) -> np.ndarray:
     elif isinstance(value, list | tuple):
         parts = list(value)
         if len(parts) == count and not any(count in _sizes(part) for part in parts):  # a list of samples
-            return np.concatenate([_hash(part, -1) for part in parts])
+            return np.concatenate([_hash(part, _NONE) for part in parts])
     elif isinstance(value, str | bytes | int | float | complex | None):
         return np.array([_hash_text(value)], np.uint64)
     else:
@@ -107,12 +109,7 @@ def _hash_rows(rows: torch.Tensor) -> np.ndarray:
     if chosen.dtype in _NOT_IN_NUMPY or chosen.element_size() == 1:
         chosen = chosen.contiguous().view(torch.uint8)
     # the calls cost more than the bytes of a small batch, and NumPy's are shorter than torch's
-    content = np.ascontiguousarray(chosen.numpy(force=True)).view(np.uint8)
-    if content.shape[1] % 8:
-        filled = np.zeros((len(content), -(-content.shape[1] // 8) * 8), np.uint8)
-        filled[:, : content.shape[1]] = content  # np.pad() takes 16 us
-        content = filled
-    words = content.view(np.uint64)
+    words = to_words(np.ascontiguousarray(chosen.numpy(force=True)).view(np.uint8))
     kind = _hash_kind(rows.dtype, rows.shape[1:])
     return mix(np.einsum("ij,j->i", words, _keys(words.shape[1])) ^ kind)
 

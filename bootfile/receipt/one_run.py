@@ -82,9 +82,8 @@ def find_same_orders(epochs: list[Epoch]) -> list[str]:
     """Return a line for epochs whose steps have the same samples in the same order, at least two steps."""
     # the first two steps -> the epochs that begin with them: no other pairs of epochs are compared
     groups: dict[tuple[int, ...], list[Epoch]] = {}
-    for epoch in epochs:
-        if len(epoch.orders) > 1:
-            groups.setdefault(tuple(epoch.orders[:2].tolist()), []).append(epoch)
+    for epoch in (epoch for epoch in epochs if len(epoch.orders) > 1):
+        groups.setdefault(tuple(epoch.orders[:2].tolist()), []).append(epoch)
     lines = []
     for first, *others in groups.values():
         # a run may end within an epoch: the steps that both have are compared
@@ -170,8 +169,7 @@ def find_same_ranks(steps: Steps) -> list[str]:
         for rank, part in enumerate(np.split(samples, np.cumsum(sizes[:-1]))):
             ranks.setdefault(np.sort(part).tobytes(), []).append(rank)
         ranks.pop(b"", None)
-        groups = [group for group in ranks.values() if len(group) > 1]
-        if groups:
+        if groups := [group for group in ranks.values() if len(group) > 1]:
             shared.append((number, groups[0]))
     if not shared:
         return []

@@ -164,7 +164,7 @@ class Receipt:
         path = os.path.join(folder, FILE)
         if self._stored is None:  # the first records of this start: those of earlier ones come before them
             os.makedirs(folder, exist_ok=True)
-            kept = self._restore(path)
+            kept = self._cut_file(path)
             self._content[:0] = kept
             self._stored = len(kept)
         size = os.path.getsize(path) if os.path.exists(path) else 0
@@ -179,10 +179,11 @@ class Receipt:
                 file.write(self._content[size:])
         self._stored = len(self._content)
 
-    def _restore(self, path: str) -> bytes:
-        """Return the records of earlier starts, and delete those that a resumed run writes again. A warning
-        is printed if steps of this run are missing."""
-        step, digest = self._begun
+    def _cut_file(self, path: str) -> bytes:
+        """Cut FILE after the step with which this start began, because it writes the later records again, and
+        return the rest: the records of earlier starts. Rank 0 calls it once, before the first record of this
+        start."""
+        step, _ = self._begun
         # a file that cannot be read now is not cut: OSError
         records, _ = parse_records(read_file(path, MOST) if os.path.exists(path) else b"")
         # records that do not ascend are not of this program, or damaged: the steps count as missing
@@ -191,6 +192,13 @@ class Receipt:
         if os.path.exists(path) and os.path.getsize(path) != kept.nbytes:
             with open(path, "r+b", opener=opener) as file:
                 file.truncate(kept.nbytes)
+        self._warn_of_missing(path, kept)
+        return kept.tobytes()
+
+    def _warn_of_missing(self, path: str, kept: np.ndarray) -> None:
+        """Print a warning if the records of earlier starts lack steps of this run, or are those of another
+        one."""
+        step, digest = self._begun
         first = self._first
         if first is None:  # the first start of this run began before its first record
             first = int(kept["step"][0]) - 1 if len(kept) else step
@@ -202,7 +210,6 @@ class Receipt:
             self._warn(
                 f"{path} {fault} the steps {first + 1} to {step}: it was deleted, cut or changed since"
             )
-        return kept.tobytes()
 
     def __str__(self) -> str:
         return self.digest.hex()

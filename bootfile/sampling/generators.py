@@ -142,10 +142,10 @@ def search(
     return results
 
 
-def seed_with(seed: int, held: Sequence[Generator], device: torch.device | None = None) -> None:
-    """Seed all generators of this process and of the device, and those that a loader holds, each in another
-    way: with one seed they would all draw the same numbers. seed: 0..2^64-1."""
-    seed_all(seed, device)
+def seed_with(seed: int, held: Sequence[Generator]) -> None:
+    """Seed all generators of this process, and those that a loader holds, each in another way: with one seed
+    they would all draw the same numbers. seed: 0..2^64-1."""
+    seed_all(seed)
     for place, generator in enumerate(held, 1):
         generator.seed((seed + place) % 2**63)
 
@@ -239,7 +239,5 @@ def _parts_of_class(kind: type, value: Any) -> dict[str, Any]:
     parts = {name: part for name, part in members.items() if not name.startswith("__")}
     # after the others: the order of the generators decides how each is seeded
     parts |= {name: members[name] for name in ("__getitem__", "__call__") if name in members}
-    for name, part in parts.items():
-        if isinstance(part, types.MemberDescriptorType):  # a slot
-            parts[name] = getattr(value, name, None)
-    return parts
+    slots = [name for name, part in parts.items() if isinstance(part, types.MemberDescriptorType)]
+    return parts | {name: getattr(value, name, None) for name in slots}

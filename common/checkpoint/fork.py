@@ -147,7 +147,7 @@ class OtherRun:
         self._parts: Any = None  # from settle() on
         self._folder = run.output.folder
         self._parent: Parent | None = None  # on rank 0, until its step
-        self._begins = False  # this start is the first one with a state of its own
+        self._is_first_start = False  # on rank 0, from choose() on: the new run has no checkpoint yet
         self.facts: dict[str, Any] = {}
 
     def choose(self, wanted: str, state: RunState) -> str:
@@ -181,7 +181,7 @@ class OtherRun:
         latest = int(os.environ[compute.ONLY]) if compute.ONLY in os.environ else None
         parent = Parent(self._args.from_run, step, latest)
         self._parent = parent
-        self._begins = True
+        self._is_first_start = True
         _check_skipped(self._args.skip_steps, self._skipped, parent.step)
         self.facts = {"folder": parent.folder, "run": parent.run, "step": parent.step, "state": parent.state}
         if parent.unrecorded:
@@ -224,10 +224,10 @@ class OtherRun:
         if self._parent and step < self._parent.step:
             points = [point for point in self._parent.points if point > step]
             skipped = [number for number in self._parent.skipped if number > step]
-        of_first = (self.facts, points, skipped, self._begins)
-        self.facts, points, skipped, begins = ranks.broadcast_object(of_first)
+        of_first = (self.facts, points, skipped, self._is_first_start)
+        self.facts, points, skipped, is_first_start = ranks.broadcast_object(of_first)
         scores = parts.state.extras
-        if begins and isinstance(scores, Scores):
+        if is_first_start and isinstance(scores, Scores):
             scores.best = -math.inf  # the folder has no best.pth yet
         parts.state.identity.pop(_SKIPPED, None)
         if self._skipped:
@@ -250,8 +250,7 @@ class OtherRun:
         parent = self._parent
         difference = parent.check(self._folder, step, line)
         if difference:
-            changes = "; ".join(parent.find_changes(self._describe_start()))
-            if changes:
+            if changes := "; ".join(parent.find_changes(self._describe_start())):
                 difference += f"{NOT_THE_SAME}{changes}"
         elif step == parent.step:
             samples, states = parent.compared
@@ -282,20 +281,20 @@ class OtherRun:
 
     def _find_facts(self, starts: list[dict[str, Any]]) -> dict[str, Any]:
         """Return the facts of the run in the folder. Raises BadInput if it did not begin as this one."""
-        facts: dict[str, Any] = {}
-        began = "step 1"
-        if starts and starts[0].get("parent"):
-            facts = starts[0]["parent"]
-            began = f"step {facts['step']} of {facts['folder']}"
-        is_same = bool(facts) and self._args.at_step in (None, facts["step"])
-        if is_same and facts["folder"] != os.path.realpath(self._args.from_run):  # it may have been moved
-            is_same = bool(facts["run"]) and Parent(self._args.from_run, facts["step"]).run == facts["run"]
-        if not is_same:
-            raise BadInput(
-                f"{self._folder} holds a run that began at {began}, not at the step of --from and --at_step: "
-                "use another --output_dir"
-            )
-        return facts
+        facts: dict[str, Any] = (starts[0].get("parent") if starts else None) or {}
+        if facts and self._args.at_step in (None, facts["step"]) and self._is_parent(facts):
+            return facts
+        began = f"step {facts['step']} of {facts['folder']}" if facts else "step 1"
+        raise BadInput(
+            f"{self._folder} holds a run that began at {began}, not at the step of --from and --at_step: "
+            "use another --output_dir"
+        )
+
+    def _is_parent(self, facts: dict[str, Any]) -> bool:
+        """Return whether the run of --from is the one of these facts, which may have been moved since."""
+        if facts["folder"] == os.path.realpath(self._args.from_run):
+            return True
+        return bool(facts["run"]) and Parent(self._args.from_run, facts["step"]).run == facts["run"]
 
     def _find_changed(self, parent: Parent) -> str:
         """Return the options and processes of the old run that this start has changed, in words; "" without

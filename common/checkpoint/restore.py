@@ -135,8 +135,7 @@ def _download(store: ObjectStore, folder: str, step: int, facts: dict, files: di
     # checkpoint: the job truncates metrics.jsonl and receipt.bin to the step of the checkpoint.
     for history in HISTORY:
         try:
-            entry = store.head(history)
-            if entry:
+            if entry := store.head(history):
                 store.fetch(history, os.path.join(folder, history), entry.size)
         except StoreError as error:
             if error.reason not in _OF_THE_OBJECT:

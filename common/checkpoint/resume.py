@@ -29,8 +29,7 @@ def claim(args: argparse.Namespace, output: Output) -> None:
             return start["settings"] == settings and start["environment"].get("job") == environment.job()
 
         try:
-            mirror = take_output(args, output, is_same_command)
-            if mirror:
+            if mirror := take_output(args, output, is_same_command):
                 mirror.start(0)
         except BadInput as refused:
             error = refused

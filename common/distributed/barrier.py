@@ -80,8 +80,7 @@ def wait_for_all(name: str, doing: str, error: BadInput | None = None) -> None:
     this process cannot continue. Raises BadInput with the same text on every rank if one has an error, and
     NoRendezvous if one is lost, or after six hours.
     """
-    store = ranks.store()
-    if store:
+    if store := ranks.store():
         timeout = store.timeout.total_seconds()  # type: ignore[attr-defined]  # torch's stubs lack it
         gather(store, name, doing, error, ranks.rank(), ranks.world_size(), _LONGEST, timeout)
     elif error:

@@ -78,9 +78,7 @@ def count_gpus(args: argparse.Namespace) -> int:
         raise BadInput(
             f"--enable_gpu=true, but torch {torch.__version__} sees no GPU on {socket.gethostname()}"
         )
-    if args.enable_gpu is False:
-        return 0
-    return gpus
+    return 0 if args.enable_gpu is False else gpus
 
 
 def identify_gpu() -> str:

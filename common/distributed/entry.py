@@ -129,8 +129,7 @@ def _report(kind: type[BaseException], error: BaseException, trace: Any) -> None
     """Report an exception that ends the program. A package that is not installed is one line. Python calls it
     as sys.excepthook, also for errors of the job's imports. If code of the job has put its own function
     there, as torch.distributed does, that one may call this one."""
-    reason = _explain_missing_package(error.with_traceback(trace))
-    if reason:
+    if reason := _explain_missing_package(error.with_traceback(trace)):
         error = BadInput(reason)
     if isinstance(error, BadInput):
         say_error(str(error))

@@ -35,9 +35,7 @@ _EXPLAINED |= {errors.INTERRUPTED, *range(128 + 1, 128 + 65)}  # and of one that
 def store_options(version: Any = torch.__version__) -> dict[str, Any]:
     """Return the arguments of a TCPStore that gets an open socket: in torch 2.4 to 2.7 its default, libuv,
     cannot take one."""
-    if version >= "2.4" and version < "2.8":
-        return {"use_libuv": False}
-    return {}
+    return {"use_libuv": False} if version >= "2.4" and version < "2.8" else {}
 
 
 def hold_store() -> tuple[torch.distributed.Store, str, int]:
@@ -61,8 +59,7 @@ def check_room(count: int) -> None:
     process that starts them calls it before."""
     from bootfile.machine import process_limits
 
-    line = process_limits.shortage(count * _TASKS_OF_PROCESS, f"{count} processes of this job")
-    if line:
+    if line := process_limits.shortage(count * _TASKS_OF_PROCESS, f"{count} processes of this job"):
         raise BadInput(f"{line}, or use fewer --processes_per_node")
 
 

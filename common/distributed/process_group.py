@@ -86,16 +86,12 @@ def choose_interface(topology: Topology, backend: str) -> None:
     Each rank calls it before it initialises the group; in an elastic job the agents do, before they fork.
     """
     uses_gloo = "gloo" in backend
-    variable = "NCCL_SOCKET_IFNAME"
-    is_used = backend == "nccl" and topology.nodes > 1
-    if uses_gloo:
-        variable = "GLOO_SOCKET_IFNAME"
-        is_used = topology.world_size > 1
+    variable = "GLOO_SOCKET_IFNAME" if uses_gloo else "NCCL_SOCKET_IFNAME"
+    is_used = topology.world_size > 1 if uses_gloo else backend == "nccl" and topology.nodes > 1
     preset = os.environ.get(variable)
-    if preset and (is_used or backend == "nccl"):
-        error = network.explain_interfaces(variable, preset)
-        if error:
-            raise errors.BadInput(error)
+    is_read = is_used or backend == "nccl"
+    if preset and is_read and (error := network.explain_interfaces(variable, preset)):
+        raise errors.BadInput(error)
     if not is_used or preset is not None:
         return
     host = "127.0.0.1" if topology.nodes == 1 or not topology.master_host else topology.master_host

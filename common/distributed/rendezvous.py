@@ -147,9 +147,8 @@ def connect(topology: Topology, timeout: float, deadline: float) -> torch.distri
     parent_holds_it = _parent_holds_store(topology)
     holds_it = topology.rank == 0 and not parent_holds_it
     port = topology.master_port
-    host = topology.master_host
-    if topology.nodes == 1 and not parent_holds_it:
-        host = "127.0.0.1"  # one node needs no network
+    # one node needs no network
+    host = "127.0.0.1" if topology.nodes == 1 and not parent_holds_it else topology.master_host
     assert host and port  # with several processes topology.resolve() has checked it
     agents = None
     if topology.nodes > 1 and os.environ.get(AGENT_STORE) == "True":

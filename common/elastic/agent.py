@@ -77,8 +77,7 @@ def start(topology: Topology, args: argparse.Namespace, hold: Callable[[], objec
         raise BadInput(f"--elastic: expected a training without --{refused[0]}")
     if "://" in (args.output_dir or ""):
         raise BadInput(f"--elastic --output_dir {args.output_dir}: expected a folder, not a URL")
-    reason = why_no_fork()
-    if reason:
+    if reason := why_no_fork():
         print_line(f"--elastic: {reason}; a lost process ends the job, which continues when it is restarted")
         return
     if topology.local_rank is not None:
@@ -184,8 +183,7 @@ class _Agent:
                 roll.look(bool(self._asked))
         if not self._code:
             self._code = int(read(self._store, "failed") or 0)  # rank 0, in its last writes
-        line = read(self._store, "failure")
-        if line:
+        if line := read(self._store, "failure"):
             endings.say_error(line)
         # node 0 ends last, as the store ends with it
         self._store.set(f"ended/{self._topology.node_rank}", "")
@@ -370,10 +368,8 @@ class _Agent:
         # no error: the job is done, or a signal stops it, and its members end by themselves
         is_stop = bool(self._asked) or code == 0 or self._store.check(["stop"])
         is_error = code in _ENDS or not is_stop
-        if code and is_error:
-            self._limit(launcher.GRACE)
-        elif code:
-            self._limit(launcher.GRACE + self._grace)
+        if code:
+            self._limit(launcher.GRACE if is_error else launcher.GRACE + self._grace)
         for name, child in self._children.items():
             if not self._was_member(name):
                 child.kill()
@@ -433,8 +429,7 @@ def _run(variables: dict[str, str], main: str, stacks: Connection) -> None:
     variables: of its environment. main: the name of the job's function. stacks: the pipe for the stacks of a
     crash.
     """
-    preload = sys.modules.get(_PRELOAD)
-    if preload:
+    if preload := sys.modules.get(_PRELOAD):
         preload.reset_signals()
     else:  # python -I: the fork server has not found _PRELOAD, which sets the id of the parent
         os.environ[STARTED_BY] = str(os.getppid())

@@ -260,8 +260,7 @@ class Members:
         while True:
             if not self._store.check([Plan.key(generation)]):
                 self._wait()
-                reason = read(self._store, f"refused/{self.name}")
-                if reason:
+                if reason := read(self._store, f"refused/{self.name}"):
                     raise BadInput(reason)
                 continue
             if self._store.check([Plan.key(generation + 1)]):  # only the newest plan counts

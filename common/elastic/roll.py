@@ -103,9 +103,8 @@ class Roll:
             if beats != before:
                 self._beats[agent] = beats, now
             elif now - heard_at > SILENCE:
-                for name, process in self._known.items():
-                    if process.agent == agent:
-                        announce(self._store, f"gone/{name}", f"no heartbeat for {SILENCE:g} s")
+                for name in [name for name, process in self._known.items() if process.agent == agent]:
+                    announce(self._store, f"gone/{name}", f"no heartbeat for {SILENCE:g} s")
 
     def _read_news(self) -> None:
         """Read what agents and processes have written: which processes are new, gone, ready or asked to stop,
@@ -126,8 +125,7 @@ class Roll:
         if self._plan is not self._began and self._store.check([begun]):
             self._note_begin(int(self._store.get(begun)))
         for name, process in list(self._known.items()):
-            reason = reasons[name]
-            if reason:
+            if reason := reasons[name]:
                 del self._known[name]
                 # no loss: a spare, a process that has done its last step, one that leaves
                 if name in self._plan.ids and reason != "exit code 0" and not process.was_asked:
@@ -199,9 +197,9 @@ class Roll:
         if self._store.check([f"broken/{self._plan.generation}"]):
             self._broken_at = min(self._broken_at, now)
         is_broken = now - self._broken_at > _DELAY
-        if not of_nodes[0] or (self._plan.generation < 0 and not is_whole):
-            return  # rank 0 has to be on node 0, and the first generation waits for all
-        if ids == self._plan.ids and not is_broken:
+        # rank 0 has to be on node 0, and the first generation waits for all
+        can_begin = of_nodes[0] and (self._plan.generation >= 0 or is_whole)
+        if not can_begin or (ids == self._plan.ids and not is_broken):
             return
         # a member that ended well has done the last step: the others end too, and rank 0 may still write
         if any(read(self._store, f"gone/{name}") == "exit code 0" for name in self._plan.ids):
@@ -225,13 +223,9 @@ class Roll:
         have_all = bool(signalled) and len(signalled) == len(self._plan.ids)
         if (asked or is_on_node_0 or have_all) and not self._stops:
             self._stops = True
-            number = f"{signal.SIGTERM:d}"
-            if signalled:
-                number = read(self._store, f"asked/{signalled[0]}")
+            number = read(self._store, f"asked/{signalled[0]}") if signalled else f"{signal.SIGTERM:d}"
             announce(self._store, "stop", number)
-        if self._stops or now - self._asked_at <= _PATIENCE:
-            return set()
-        return set(signalled)
+        return set() if self._stops or now - self._asked_at <= _PATIENCE else set(signalled)
 
     def _write_plan(self, ids: list[str], leaves: set[str]) -> None:
         """Publish the next plan, with these members. leaves: members that leave, which the user is told."""

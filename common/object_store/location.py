@@ -89,8 +89,7 @@ def find_endpoint(scheme: str, bucket: str = "") -> Endpoint:
     if scheme == "obs":
         region = os.environ.get("OBS_REGION") or region
     names = ("S3_ENDPOINT", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
-    variable = next(filter(os.environ.get, names), None)
-    if variable:
+    if variable := next(filter(os.environ.get, names), None):
         url = _check_endpoint(variable, os.environ[variable])
     elif scheme != "obs":
         return Endpoint(None, region, "virtual")

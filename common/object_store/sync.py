@@ -111,7 +111,7 @@ def send(store: ObjectStore, folder: str, objects: Iterable[Object], progress: P
 
 
 def run(
-    store: ObjectStore, tasks: Iterable[Callable[[], T]], report: Callable[[], object] | None = None
+    store: ObjectStore, tasks: Iterable[Callable[[], T]], report: Callable[[], object] = lambda: None
 ) -> list[T]:
     """Run the tasks in the threads of a store, and return [task() for task in tasks].
 
@@ -131,8 +131,7 @@ def run(
                 return [results[number] for number in sorted(results)]
             for ended in wait(running, _EVERY, FIRST_COMPLETED).done:
                 results[running.pop(ended)] = ended.result()
-            if report:
-                report()
+            report()
     # also after Ctrl-C: otherwise the other threads would first end their files
     except BaseException:
         store.stop()

@@ -207,11 +207,9 @@ class Shards:
             raise BadInput("--exact_shards: the model or the criterion communicates with other processes")
         counts = self._count_samples()
         loss = accelerator.double(loss.detach()).squeeze()
-        if counts and not counts[self.index]:  # the loss of a shard without a sample may be NaN
-            loss = torch.zeros_like(loss)
-        elif counts:
-            loss = loss * counts[self.index]
-        self._losses.append(loss)
+        count = counts[self.index] if counts else 1
+        # the loss of a shard without a sample may be NaN
+        self._losses.append(loss * count if count else torch.zeros_like(loss))
         is_first = len(self._losses) == 1
         is_last = len(self._losses) == self.local
         # ranks without the buffer shard get its buffers in _average()

@@ -52,7 +52,6 @@ class Recheck(Plugin):
 
     def __init__(self, shards: Any, forward: Any, every: int, say: Callable[[str], object]):
         self._shards = shards
-        self._model = forward.module
         self._every = every
         self._say = say
         self._recorder = Recorder(forward, forward.module, self._watch_outputs)
@@ -168,10 +167,8 @@ class Recheck(Plugin):
         def find_sum(output: Any) -> float:
             """Return the sum of the bits of the gradients, by a backward pass from this output."""
             # the backward pass begins with the gradients of the outputs, which were sent as slopes
-            used = []
-            for tensor, slope in zip(_list_outputs(output), slopes, strict=True):
-                if slope is not None:
-                    used.append((tensor, slope.to(tensor.device)))
+            pairs = zip(_list_outputs(output), slopes, strict=True)
+            used = [(tensor, slope.to(tensor.device)) for tensor, slope in pairs if slope is not None]
             outputs, gradients_of_outputs = zip(*used, strict=True)
             gradients = torch.autograd.grad(outputs, parameters, gradients_of_outputs, allow_unused=True)
             scaled = []

@@ -93,16 +93,12 @@ class Guards:
             inputs, states = sent_by_first[name]
             repeated = recorder.repeat(inputs, states, functools.partial(digest_results, module))
             recorder.forget()
-            first = expected.get(name)
-            if not first or not repeated:
-                continue
-            for part, digest in repeated.items():
-                if digest != first.get(part):
-                    differences.append(f"{name}: {part}")
+            first = expected.get(name) or {}
+            parts = repeated.items() if first and repeated else ()
+            differences += [f"{name}: {part}" for part, digest in parts if digest != first.get(part)]
         self._results = {}
         # on all ranks: one that continued would wait for the others in the next collective
-        gathered = list(itertools.chain(*ranks.gather_objects(differences)))
-        if gathered:
+        if gathered := list(itertools.chain(*ranks.gather_objects(differences))):
             raise BadInput(
                 f"--exact_shards: {gathered[0]} changes if a shard is computed again after others or on "
                 "another process: expected state between two calls only in buffers (register_buffer) of "
@@ -221,9 +217,7 @@ def _find_autocast(devices: list[torch.device | None]) -> Any:
     kind = next((device.type for device in devices if device and device.type != "cpu"), "cpu")
     # checkpoint() has the same need: the arguments of autocast differ between versions of torch
     of_accelerator, of_cpu = torch.utils.checkpoint._get_autocast_kwargs(kind)
-    if of_accelerator:
-        return torch.autocast(kind, **of_accelerator)
-    return torch.autocast("cpu", **of_cpu)
+    return torch.autocast(kind, **of_accelerator) if of_accelerator else torch.autocast("cpu", **of_cpu)
 
 
 def _find_method(source: Any, names: tuple[str, ...]) -> Any:
@@ -243,8 +237,7 @@ def _get_states(sources: list[Any]) -> list[Any]:
 def _set_states(sources: list[Any], states: list[Any]) -> None:
     """Set generators to states of _get_states()."""
     for source, state in zip(sources, states, strict=True):
-        set_state = _find_method(source, _SET)
-        if set_state:
+        if set_state := _find_method(source, _SET):
             set_state(state)
         else:
             source.bit_generator.state = state

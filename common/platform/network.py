@@ -39,9 +39,7 @@ def explain_interfaces(variable: str, value: str) -> str:
             named = {name for name in names if name.startswith(tuple(words))}
         usable = {*names} - named if value.startswith("^") else named
         is_valid = not words or bool(usable)
-    if is_valid:
-        return ""
-    return f"{variable}={value}: no such interface; this node has {', '.join(names)}"
+    return "" if is_valid else f"{variable}={value}: no such interface; this node has {', '.join(names)}"
 
 
 def is_loopback(host: str) -> bool:

@@ -170,8 +170,7 @@ def available_memory(root: str = "/") -> float:
     known. root: see control_groups.py."""
     free = math.inf
     with contextlib.suppress(OSError):
-        kilobytes = re.search(r"MemAvailable: +(\d+)", Path(root, "proc/meminfo").read_text())
-        if kilobytes:
+        if kilobytes := re.search(r"MemAvailable: +(\d+)", Path(root, "proc/meminfo").read_text()):
             free = int(kilobytes[1]) * 1024
     return min(free, _free_memory_of_groups(root))
 

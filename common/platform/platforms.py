@@ -78,10 +78,7 @@ def detect(env: Mapping[str, str]) -> Claim | None:
 def of_launcher(env: Mapping[str, str]) -> Claim | None:
     """Return the claim of MPI or Slurm; None if it did not start this process, or contradicts itself."""
     with contextlib.suppress(BadInput):  # torchrun inside of a job has no use for the launcher's numbers
-        claim = _mpi(env)
-        if claim is None and not is_batch(env):
-            claim = _slurm(env)
-        return claim
+        return _mpi(env) or (None if is_batch(env) else _slurm(env))
     return None
 
 
@@ -428,8 +425,7 @@ def refuse(env: Mapping[str, str], claim: Claim | None) -> None:
             )
     if claim and claim.nodes * (claim.processes or 1) > 1:  # it says how the processes belong together
         return
-    names = _find_signs(env, claim)
-    if names:
+    if names := _find_signs(env, claim):
         shown = values_of(env, *sorted(names))
         raise BadInput(
             f"{shown}: this is one of several processes, and their number, nodes or "

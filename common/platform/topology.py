@@ -182,9 +182,8 @@ def _from_launcher(args: argparse.Namespace, env: Mapping[str, str]) -> Topology
             "number of processes, and a rank be less than its world size"
         )
     is_azure = "NODE_RANK" in env and not started_by_job
-    source = "azureml" if is_azure else "launcher"
-    if elastic:
-        source = "torchrun"
+    source_of_processes = "azureml" if is_azure else "launcher"
+    source = "torchrun" if elastic else source_of_processes
     host = env.get("MASTER_ADDR", "127.0.0.1")
     port = platforms.port(env, "MASTER_PORT")
     return Topology(node_rank, nodes, count, local_rank, host, port, "process", source)
@@ -223,8 +222,7 @@ def _local_world_size(
     claim = platforms.of_launcher(env)
     if claim and claim.processes and claim.place == (rank, size):
         return claim.processes
-    nodes = whole(env, "AZUREML_NODE_COUNT", 0)
-    if nodes:
+    if nodes := whole(env, "AZUREML_NODE_COUNT", 0):
         return size // nodes
     node_rank = whole(env, "NODE_RANK", 0)
     if node_rank:  # the ranks before the first one of this node are those of the nodes before it

@@ -84,9 +84,8 @@ class SampleLosses(Plugin):
         """Give the copy the numbers and buffers that the criterion has before a call, which may change
         them."""
         for copied, module in zip(self._copy.modules(), self._criterion.modules(), strict=False):
-            for name, value in vars(module).items():
-                if type(value) in _NUMBERS:
-                    vars(copied)[name] = value
+            values = vars(module).items()
+            vars(copied).update({name: value for name, value in values if type(value) in _NUMBERS})
             for name, buffer in module._buffers.items():
                 copied._buffers[name] = None if buffer is None else buffer.clone()
 

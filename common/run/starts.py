@@ -112,11 +112,10 @@ def read_ends(folder: str) -> dict[float, str]:
     texts: dict[float, str] = {}
     for line in read_lines(folder, ENDS):
         code = line.get("code")  # the first line of a start has none
-        text = KILLED
-        if code is not None:
-            text = f"{line.get('reason')} at step {line.get('step')} (exit code {code})"
+        text = f"{line.get('reason')} at step {line.get('step')} (exit code {code})"
         if type(line.get("start")) is float:
-            texts[line["start"]] = DONE if code == 0 else text  # the last line of a start counts
+            known = DONE if code == 0 else text
+            texts[line["start"]] = KILLED if code is None else known  # the last line of a start counts
     return texts
 
 

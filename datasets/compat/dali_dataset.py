@@ -182,9 +182,8 @@ class Dataset:
             )
         self._val_index = load("val", classes=self._train_index.classes)
 
-        unit = 255
-        if max(std) < 1:  # they are of pixels / 255 already
-            unit = 1
+        # they are of pixels / 255 already
+        unit = 1 if max(std) < 1 else 255
         build: Any = functools.partial(
             backends.build,
             self.backend,

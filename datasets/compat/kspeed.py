@@ -99,18 +99,14 @@ class KSpeedFolder:
         """Return the bytes of several files, requested together. Raises OSError, and BadInput if a file has
         changed since the start."""
         names = [self._absolute(path) for path in paths]
-        ids: dict[str, int] = {}
-        for name in names:
-            id = self.index.find(name)
-            if id is not None:
-                ids[name] = id
+        found = {name: self.index.find(name) for name in names}
+        ids = {name: id for name, id in found.items() if id is not None}
         contents: dict[str, Any] = {}
         if self._store and ids:  # one request for all of them
             contents = dict(zip(ids, self._store.read(np.array([*ids.values()])), strict=True))
         # bad images, and other files than images, are not in the index
-        for name in names:
-            if name not in contents:
-                contents[name] = Path(name).read_bytes()
+        others = [name for name in names if name not in contents]
+        contents |= {name: Path(name).read_bytes() for name in others}
         return [contents[name] for name in names]
 
     def size(self, path: str | None = None) -> int:

@@ -18,6 +18,7 @@ import contextlib
 import functools
 import glob
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -143,8 +144,7 @@ class ImageFolderIndex:
         """Return the counts of images, of all and of the first classes, and the place, for the log."""
         tars: dict[str, None] = {}  # the first and the last one
         for id in (0, len(self) - 1):
-            member = tar_files.split_path(self.path(id))
-            if member:
+            if member := tar_files.split_path(self.path(id)):
                 tars[member[0]] = None
         place = " to ".join(tars) or self.base
         if self.labels.ndim == 2:  # an image has several labels
@@ -375,8 +375,7 @@ def scan_listing(listing: Listing, cache: str, log: Log) -> ImageFolderIndex:
                 if index is None or not _is_current(index, listing):
                     index = _scan(folder, listing, index, log)
     try:
-        changes = images.judge(np.asarray(index.traits))
-        if changes:
+        if changes := images.judge(np.asarray(index.traits)):
             log(f"{listing.split}: of {len(index)} images {changes}")
     except images.BadImage as error:
         raise BadInput(f"{listing.split} images of {index.base}: {error}") from error
@@ -409,24 +408,32 @@ def _is_current(index: ImageFolderIndex, listing: Listing) -> bool:
     scan_listing() asks at each start, and again when it holds the lock."""
     if not index.is_complete or os.path.exists(os.path.join(index.folder, CHANGED)):
         return False
-    count = len(listing.paths)
     bad = {path for path, _, _, _ in index.bad}
-    paths = listing.paths
-    is_good = np.ones(count, bool)
+    is_good = np.ones(len(listing.paths), bool)
     if bad:
         is_good = np.array([path not in bad for path in listing.paths])
-        paths = [listing.paths[row] for row in np.flatnonzero(is_good).tolist()]
-    facts = (index.base, index.classes, index.division, len(index), len(bad))
+    return _has_names(index, listing, is_good) and _has_states(index, listing, is_good)
+
+
+def _has_names(index: ImageFolderIndex, listing: Listing, is_good: np.ndarray) -> bool:
+    """Return whether an index has the names and labels of all listed files. They are in memory: no call of
+    the file system is needed. is_good: bool [n], whether a listed file is not one of the bad ones."""
+    count = len(listing.paths)
+    paths = listing.paths if is_good.all() else list(itertools.compress(listing.paths, is_good))
+    facts = (index.base, index.classes, index.division, len(index), len(index.bad))
     if facts != (listing.base, listing.classes, listing.division, len(paths), count - len(paths)):
         return False
-    # all names and labels: they are in memory, and need no call of the file system
     names = np.insert(index.names, index.offsets[1:-1], 0).tobytes()  # with \0 between them
-    is_same = names == os.fsencode("\0".join(paths)) and np.array_equal(index.labels, listing.labels[is_good])
-    if not is_same:
-        return False
+    return names == os.fsencode("\0".join(paths)) and np.array_equal(index.labels, listing.labels[is_good])
+
+
+def _has_states(index: ImageFolderIndex, listing: Listing, is_good: np.ndarray) -> bool:
+    """Return whether _COMPARED of the files have the sizes and times of an index with these names. is_good:
+    as for _has_names()."""
+    count = len(listing.paths)
     states = np.empty((count, 2), np.int64)  # sizes and times when the files were read
     states[is_good] = np.stack([index.bytes, index.mtimes], axis=1)
-    if bad:
+    if index.bad:
         states[~is_good] = [(size, mtime) for _, size, mtime, _ in index.bad]
     ctimes = np.zeros(count, np.int64)
     ctimes[is_good] = index.ctimes
@@ -448,9 +455,7 @@ def _find_replaced(present: np.ndarray, stored: np.ndarray) -> np.ndarray:
     present, stored: int64 [n], the ctimes of the files and those in an index. A start compares them, of some
     files and then perhaps of all."""
     is_other = present != stored
-    if is_other.all():
-        return np.zeros_like(is_other)
-    return is_other
+    return np.zeros_like(is_other) if is_other.all() else is_other
 
 
 def _judge(index: ImageFolderIndex, max_bad: float, log: Log) -> None:
@@ -486,9 +491,7 @@ def _inspect(path: str, member: Sequence[int] | None) -> tuple:
     member: bytes, mtime and ctime of a member. None: the open file has them, because a call of stat with its
     path would cost as much as reading it. Raises OSError or BadInput if the file cannot be read.
     """
-    file_path, offset = path, 0
-    if member is not None:
-        file_path, offset = tar_files.split_path(path) or (path, 0)
+    file_path, offset = tar_files.split_path(path) or (path, 0)
     descriptor = os.open(file_path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe would wait for a writer
     try:
         status = os.fstat(descriptor)
@@ -525,10 +528,9 @@ def _scan(folder: str, listing: Listing, old: ImageFolderIndex | None, log: Log)
     failures: list[Exception] = []  # those of the unread files
     # _reuse() compares them with the old index; for a list, get_states() refuses files that do not exist
     if old is not None or listing.is_list:
-        columns["bytes"], columns["mtimes"], columns["ctimes"] = listing.get_states().T.copy()
-    rows = np.arange(count)  # of the files that are read
-    if old is not None:
-        rows = _reuse(listing, old, columns, bad, log)
+        columns["bytes"], columns["mtimes"], columns["ctimes"] = listing.get_states(np.arange(count)).T.copy()
+    # of the files that are read
+    rows = np.arange(count) if old is None else _reuse(listing, old, columns, bad, log)
     prefix = os.path.join(listing.base, "")
 
     def read(first: int) -> int:

@@ -101,9 +101,7 @@ def inspect(content: bytes) -> Header:
     kind = _kind(content)
     if kind == "JPEG":
         return _inspect_jpeg(content)
-    if kind == "PNG":
-        return _inspect_png(content)
-    return _inspect_decoded(content, kind)
+    return _inspect_png(content) if kind == "PNG" else _inspect_decoded(content, kind)
 
 
 def check_bytes(size: int) -> None:
@@ -239,11 +237,8 @@ def _count_bits(image: Image.Image, content: bytes, kind: str) -> int:
         return content[24]
     if kind == "TIFF":
         return max(getattr(image, "tag_v2", {}).get(258, (8,)))  # BitsPerSample
-    if kind == "PPM":
-        maximum = _MAXIMUM.match(content)
-        if maximum:
-            return int(maximum[1]).bit_length()
-    return 8
+    maximum = _MAXIMUM.match(content)  # of a PPM: no other kind begins so
+    return int(maximum[1]).bit_length() if maximum else 8
 
 
 def normalised(content: bytes) -> bytes:

@@ -80,11 +80,9 @@ class Listing(NamedTuple):
         """Return how images were chosen for validation; "" if the folder has splits."""
         return BY_CLASS if self.val_share else ""
 
-    def get_states(self, rows: np.ndarray | None = None) -> np.ndarray:
-        """Return int64 [n, 3], the sizes, mtimes and ctimes (ns) of these rows, or of all rows. Raises
-        BadInput if files are missing. A start asks, to compare the files with their index."""
-        if rows is None:
-            rows = np.arange(len(self.paths))
+    def get_states(self, rows: np.ndarray) -> np.ndarray:
+        """Return int64 [n, 3], the sizes, mtimes and ctimes (ns) of these rows. Raises BadInput if files are
+        missing. A start asks, to compare the files with their index."""
         if self.states is not None:
             return self.states[rows]
         return stat_files(self.base, [self.paths[row] for row in rows.tolist()])
@@ -103,10 +101,9 @@ def look(
     BadInput. image_folder.look() calls it at each start, in the process of a node that indexes the images."""
     root = os.path.abspath(files.local_folder(root))
     name = find_split(root, split, splits, log)
-    other = ""
-    if not name:  # a folder with the other split only cannot be divided: its images would be in both
-        other = find_split(root, "val" if split == "train" else "train", splits)
-    if other:
+    # a folder with the other split only cannot be divided: its images would be in both
+    name_of_other = "val" if split == "train" else "train"
+    if not name and (other := find_split(root, name_of_other, splits)):
         raise BadInput(
             f"{root} has {other}, but no {' or '.join(SPLITS[split])} (a folder, or a list .txt): "
             f"--splits TRAIN,VAL names the two folders; --splits {NO_SPLITS} takes all folders as classes"
@@ -125,8 +122,7 @@ def look(
         ordered, labels = number_classes(names, classes, source, is_list)
     if labelled and classes is None and labels.ndim == 1:  # the other split has the classes of the training
         check_classes(ordered, root, source, paths, bool(name or splits))
-    if name:
-        val_share = 0.0  # the folder has splits
+    val_share = 0.0 if name else val_share  # the folder has splits
     if val_share:
         rows = divide(root, split, paths, labels, ordered, val_share, log)
         paths = [paths[row] for row in rows.tolist()]
@@ -230,8 +226,7 @@ def number_classes(
     if len(places) < len(ordered):
         twins = [ascii(name) for place, name in enumerate(ordered) if places[form(name)] != place]
         raise BadInput(f"{source}: two classes have one name in different spellings: {shown(twins)}")
-    unknown = [name for name in used if form(name) not in places]
-    if unknown:
+    if unknown := [name for name in used if form(name) not in places]:
         owner = f"class {unknown[0]!r}" if unknown[0] else "no class folder"
         raise BadInput(
             f"{source}: {names.count(unknown[0])} images belong to {owner}, but the train split has "
@@ -409,11 +404,8 @@ def _choose_name(candidates: set[str], names: tuple[str, ...], any_capitals: boo
     """Return the candidate that is the first of the names; "" if none is one. any_capitals: Val is val, but
     of several the one in small letters is taken."""
     for name in names:
-        if name in candidates:
-            return name
-        equal = [candidate for candidate in candidates if candidate.lower() == name]
-        if any_capitals and equal:
-            return min(equal)
+        if equal := [one for one in candidates if name == (one.lower() if any_capitals else one)]:
+            return name if name in equal else min(equal)
     return ""
 
 
@@ -489,9 +481,7 @@ def _choose(hashes: np.ndarray, labels: np.ndarray, counts: np.ndarray, share: f
     for count in counts.tolist():
         rows = by_class[first : first + count]
         first += count
-        if count < 2:
-            continue
-        # at least one for each split; images of one hash stay together
+        # at least one for each split, if there are two; images of one hash stay together
         number = min(max(math.floor(share * count + 0.5), 1), count - 1)
         while number < count - 1 and hashes[rows[number]] == hashes[rows[number - 1]]:
             number += 1

@@ -94,8 +94,7 @@ def load(root: str, split: str, cache: str, rows: int = 0, log: Log = print) -> 
         return f"{listing.paths[id]} ({stored.describe_size(id)})"
 
     pairs = np.flatnonzero((shapes[:, 0] != shapes[:, 1]).any(axis=0)).tolist()
-    different = [f"{describe(pair)} and {describe(pair + len(stored))}" for pair in pairs]
-    if different:
+    if different := [f"{describe(pair)} and {describe(pair + len(stored))}" for pair in pairs]:
         count = f"{len(different)} of {len(stored)}"
         raise BadInput(f"{count} pairs of {listing.base} differ in size: {shown(different)}")
     return PairIndex(index, rows)
@@ -141,9 +140,7 @@ def _find_sides(base: str) -> tuple[str, ...]:
         if is_folder(os.path.join(base, side)):
             sides.append(side)
     if tuple(sides) not in SIDES:
-        names = "none of these folders"
-        if sides:
-            names = "/ and ".join(sides) + "/"
+        names = "/ and ".join(sides) + "/" if sides else "none of these folders"
         raise BadInput(f"{base} has {names}: expected blurry/ and sharp/ or img/ and gt/")
     return tuple(sides)
 
@@ -175,8 +172,7 @@ def plan(index: PairIndex, sampler: Any, size: int, augment: bool = False) -> Pl
         both images of a pair; false: the centre, not mirrored.
     Raises BadInput if an image is smaller than the crop.
     """
-    small = np.flatnonzero(np.minimum(index.widths, index.heights) < size).tolist()
-    if small:
+    if small := np.flatnonzero(np.minimum(index.widths, index.heights) < size).tolist():
         which = shown([f"{index.path(id)} has {index.describe_size(id)}" for id in small])
         raise BadInput(f"{len(small)} of {len(index.labels)} images are smaller than --crop {size}: {which}")
     crop = square_crop if augment else center_square

@@ -62,8 +62,7 @@ def find(patterns: str | Iterable[str]) -> list[str]:
         folder = files.local_folder(fixed)
         names = [wild]
         # each number of {000..127} must be there: a shard that is missing would not be noticed otherwise
-        span = re.search(r"\{(\d+)\.\.(\d+)\}", wild)
-        if span:
+        if span := re.search(r"\{(\d+)\.\.(\d+)\}", wild):
             numbers = range(int(span[1]), int(span[2]) + 1)
             names = [wild.replace(span[0], str(number).zfill(len(span[1]))) for number in numbers]
         if not names:
@@ -118,9 +117,8 @@ def load_index(
         states.append((path, status.st_size, status.st_mtime_ns))
     digest = hashlib.blake2b(repr((_FORMAT, states)).encode(), digest_size=8).hexdigest()
     folder = cache or os.path.dirname(paths[0])
-    owners = []
-    if not cache:  # in the folder of the files: their owner could change them anyway
-        owners = [os.stat(paths[0]).st_uid]
+    # in the folder of the files: their owner could change them anyway
+    owners = [] if cache else [os.stat(paths[0]).st_uid]
     place = own_place(os.path.join(folder, f".files-{digest}.npy"), log, *owners)
 
     def scan_again(path: str) -> list[Row]:
@@ -270,8 +268,7 @@ def look(
         members = _select_members(members, kinds, split, ignored)
     if splits not in (None, NO_SPLITS) and not are_named:
         raise BadInput(f"--splits {splits}: {pattern} has no file and no folder of these names")
-    others = count_endings(ignored)
-    if others:
+    if others := count_endings(ignored):
         log(f"{pattern}: ignored {others}")
     if not members:
         raise BadInput(f"{pattern} holds no image ({' '.join(images.EXTENSIONS)}) of the split {split}")
@@ -282,8 +279,7 @@ def look(
     ordered, labels = number_classes(texts, classes, pattern, has_cls)
     if labelled and classes is None:
         check_classes(ordered, "", pattern, names, bool(are_named or has_cls or splits))
-    if are_named:
-        val_share = 0.0
+    val_share = 0.0 if are_named else val_share
     if val_share:  # last way: the hashes of the names
         kept = divide(pattern, split, names, labels, ordered, val_share, log)
         members = [members[place] for place in kept]
@@ -303,8 +299,7 @@ def _select_tars(
     # the files are not named by splits: look() then asks the names of the images
     if not any(kinds.values()):
         return paths, False
-    unused = [path for path, kind in kinds.items() if not kind]
-    if unused:
+    if unused := [path for path, kind in kinds.items() if not kind]:
         log(f"{pattern}: ignored {shown(unused)}")
     of_split = [path for path in paths if kinds[path.removeprefix(base)] == split]
     if not of_split:
@@ -372,9 +367,8 @@ def _select_members(
 def _split_folder(member: _Member) -> str:
     """Return the first folder of an image's name, which may be a split; "" if that folder is its class."""
     first, *others = member.name.split("/")
-    if member.number:  # the class is in a .cls: train/1.jpg
-        return first if others else ""
-    return first if len(others) > 1 else ""  # train/cat/1.jpg
+    fewest = 1 if member.number else 2  # train/1.jpg, whose class is in a .cls; train/cat/1.jpg
+    return first if len(others) >= fewest else ""
 
 
 def _find_splits(source: str, texts: Iterable[str], splits: str | None, matches: Callable) -> dict[str, str]:

@@ -118,9 +118,7 @@ def is_image(name: str) -> bool:
 
 def ending(name: str) -> str:
     """Return the ending of a file that is left out, in small letters."""
-    if is_hidden(name):
-        return "hidden"
-    return os.path.splitext(name)[1].lower() or "without ending"
+    return "hidden" if is_hidden(name) else os.path.splitext(name)[1].lower() or "without ending"
 
 
 def count_endings(endings: Counter[str]) -> str:
@@ -177,8 +175,7 @@ def stat_files(base: str, paths: list[str]) -> np.ndarray:
             parts.append(part)
             bar.update(len(part))
     states = np.concatenate(parts)
-    missing = [paths[row] for row in np.flatnonzero(states[:, 0] < 0)]
-    if missing:
+    if missing := [paths[row] for row in np.flatnonzero(states[:, 0] < 0)]:
         link = describe_dead_links(prefix + name for name in missing[:SHOWN])
         raise BadInput(f"{len(missing)} of {len(paths)} files are missing in {base}: {shown(missing)}{link}")
     return states

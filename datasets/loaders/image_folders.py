@@ -150,9 +150,7 @@ def _read_run(args: argparse.Namespace, output: Output) -> tuple[list[dict], boo
 
     def read_starts(path: str | None) -> list[dict]:
         """Return the starts of the run of a file of weights or a checkpoint; [] for published weights."""
-        if path and os.path.exists(path):
-            return records.read_starts(weights.run_folder(path))
-        return []
+        return records.read_starts(weights.run_folder(path)) if path and os.path.exists(path) else []
 
     continued = []
     if args.resume == "auto":
@@ -160,9 +158,7 @@ def _read_run(args: argparse.Namespace, output: Output) -> tuple[list[dict], boo
     elif args.resume != "never":
         continued = read_starts(args.resume)
     # `known`: the starts of the run whose weights this start continues from, evaluates or begins with
-    known = continued
-    if args.evaluate:
-        known = read_starts(args.weights) or continued
+    known = (read_starts(args.weights) if args.evaluate else []) or continued
     # a run at whose step this one begins has also chosen the classes
     is_new = not known and not (args.from_run and records.read_starts(args.from_run))
     return known or read_starts(args.weights), is_new
@@ -343,9 +339,7 @@ def _class_names(args: argparse.Namespace, folder: str, output: Output) -> tuple
     with contextlib.suppress(BadInput):  # the folder may have no training set
         return image_folder.look(folder, "train", cache, None, lambda line: None, **division).classes
     path = args.weights or args.resume
-    if not os.path.exists(path):
-        return None
-    return tuple(weights.read_class_names(path)) or None
+    return tuple(weights.read_class_names(path)) or None if os.path.exists(path) else None
 
 
 def check_paths(**paths: str | None) -> None:

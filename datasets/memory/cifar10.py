@@ -62,9 +62,7 @@ def load(data_url: str | None, custom_data: bool) -> _Sets:
         return generate_sets(_image_set, channels=3, side=32)
     folder = local_folder(data_url)
     names: list[str] = sorted(os.listdir(folder)) if is_folder(folder) else []
-    data: _Sets | None = None
-    if names:
-        data = _load_python(folder) or _load_class_folders(folder)
+    data: _Sets | None = _load_python(folder) or _load_class_folders(folder) if names else None
     if data:
         return data
     # another form, which a download must not replace; the others are what an earlier download has left

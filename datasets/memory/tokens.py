@@ -48,9 +48,8 @@ class TokenWindows(torch.utils.data.Dataset):
 
     def __len__(self) -> int:
         parts = (len(self.tokens) - 1) // self.context
-        if self.shift:  # a window of the last part would end behind the tokens
-            return parts - 1
-        return parts
+        # a window of the last part would end behind the tokens
+        return parts - 1 if self.shift else parts
 
     def __getitem__(self, id: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return a window. A worker, or the process of the training, calls it for each sample, after it has
@@ -178,15 +177,11 @@ def _find_type(sample: np.ndarray) -> str:
         with np.errstate(invalid="ignore", over="ignore"):
             is_small = (values > -_MOST_TOKENS) & (values < _MOST_TOKENS)
             if (is_small & (values == np.rint(values))).all():
-                if kind == "<i4" and has_small_pairs:
-                    return "<u2"
-                return kind
+                return "<u2" if kind == "<i4" and has_small_pairs else kind
     numbers = sample[sample > 0]  # zeros may fill lines
     # shares of the values of the two bytes
     lower = np.bincount(numbers & 255, minlength=256) / len(numbers)
     upper = np.bincount(numbers >> 8, minlength=256) / len(numbers)
     if lower.max() > 3 * upper.max():
         return ">u2"
-    if np.abs(lower - upper).sum() / 2 < 0.15:
-        return "u1"
-    return "<u2"
+    return "u1" if np.abs(lower - upper).sum() / 2 < 0.15 else "<u2"

@@ -131,8 +131,7 @@ class FileStore(Store):
     def _read(self, path: str, id: int) -> tuple[bytes, tuple[int, int] | None]:
         """Return the bytes of a file, and its mtime and ctime (ns); None for a member of a tar file, whose
         times are those of the whole file. Raises OSError."""
-        member = tar_files.split_path(path)
-        if member:
+        if member := tar_files.split_path(path):
             return tar_files.read_member(*member, int(self.index.bytes[id])), None
         with open(path, "rb", buffering=0) as file:
             content = file.read()

@@ -111,8 +111,7 @@ class RedisStore:
                 break
             # a server that is full answers each SET with an error
             taken += answers.count(True)
-            refused = [answer for answer in answers if isinstance(answer, Exception)]
-            if refused:
+            if refused := [answer for answer in answers if isinstance(answer, Exception)]:
                 self.server.pause_puts(refused[0])
                 break
         return taken
@@ -343,8 +342,7 @@ def send_redis_command(
             log(len(part))
     # an error of Redis about this key only
     answers = [-1 if str(answer).startswith("WRONGTYPE") else answer for answer in answers]
-    refused = [answer for answer in answers if not isinstance(answer, int)]
-    if refused:
+    if refused := [answer for answer in answers if not isinstance(answer, int)]:
         raise Unavailable(str(refused[0]))
     return np.array(answers, np.int64)
 

@@ -239,8 +239,7 @@ class CodeFolder:
             path = folder + entry.name
             is_folder = entry.is_dir()
             # before a link is resolved: a link that a rule skips may lead anywhere
-            rule = self._find_rule(path, is_folder, entry.path)
-            if rule:
+            if rule := self._find_rule(path, is_folder, entry.path):
                 self.skipped[f"{path}/" if is_folder else path] = rule
                 continue
             source = self._resolve(path, entry, real) if entry.is_symlink() else entry.path

@@ -35,9 +35,7 @@ def find(args: argparse.Namespace) -> list[str]:
     # --ids reads no data
     opened = contextlib.nullcontext() if args.ids else samples.open_data(run, args.data_url)
     with opened as data:
-        if args.step:
-            return _list_steps(run, args, data)
-        return _list_losses(run, args.around, data)
+        return _list_steps(run, args, data) if args.step else _list_losses(run, args.around, data)
 
 
 def _list_steps(run: Run, args: argparse.Namespace, data: Any) -> list[str]:

@@ -196,8 +196,7 @@ def _read_metrics(run: Run) -> None:
     for name in names[:_MOST_FIGURES]:
         steps, values = np.array([(line["step"], line[name]) for line in lines if name in line]).T
         run.figures[name] = steps, values
-        wrong = np.isnan(values).sum()
-        if wrong:
+        if wrong := np.isnan(values).sum():
             run.notes.append(f"{name}: {wrong} of {len(values)} values are NaN or infinite (gaps)")
     lost = [_numbers(line.get("ranks")).get("lost", math.nan) for line in objects]
     run.lost = next(filter(math.isfinite, reversed(lost)), math.nan)

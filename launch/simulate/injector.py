@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable
 
+from bootfile.processes import signals
 from launch.simulate.faults import HANGS, Fault
 from launch.simulate.job import Job, log
 from launch.simulate.nodes import Node, copy_tree
@@ -133,7 +134,7 @@ class Injector:
         """Make a rank hang, for a time or for ever."""
         node, pid = self._job.find_ranks().get(fault.rank or 0, (None, None))
         number = _HANG_SIGNALS[fault.kind]
-        if node is None or pid is None or not _catches(pid, number):
+        if node is None or pid is None or not signals.catches(pid, number):
             return  # a later round does it: the signal would end a process that has no handler yet
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
@@ -284,11 +285,3 @@ _ACTIONS: dict[str, Callable[[Injector, Fault], None]] = {
     **dict.fromkeys(("pause", "throttle", "slow_data"), Injector._slow_down),
     **dict.fromkeys(("restart", "evict", "reschedule"), Injector._start_again),
 }
-
-
-def _catches(pid: int, number: int) -> bool:
-    """Return whether a process has a handler for a signal."""
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/status") as file:
-        caught = next(line for line in file if line.startswith("SigCgt:"))
-        return bool(int(caught.split()[1], 16) >> (number - 1) & 1)
-    return False

@@ -189,12 +189,10 @@ class Job:
         may be read long after it was printed: the job may be further than the step here."""
         for line in lines:
             print(f"[node {node.index}] {line}")
-            progress = PROGRESS.match(line)
-            if progress:
+            if progress := PROGRESS.match(line):
                 self.step = int(progress["step"])
             # an elastic job replaces its processes, and prints who they are now
-            generation = GENERATION.fullmatch(line)
-            if generation:
+            if generation := GENERATION.fullmatch(line):
                 self._members = [*map(int, generation[2].split())]
             end = END.match(line)
             hang = end and end["hang"]  # it may move again, unless this is an error

@@ -134,9 +134,9 @@ def _read_lists(store: ObjectStore, entries: list[Object]) -> dict[str, str]:
     for name in (manifests.NAME, output_list.NAME):
         content, _ = store.read_version(name)
         with contextlib.suppress(ValueError):
-            for path, file in output_list.parse(content).items():
-                if file.size == sizes.get(path):  # an object of another size was replaced since
-                    listed[path] = file.sha256
+            files = output_list.parse(content).items()
+            # an object of another size was replaced since
+            listed |= {path: file.sha256 for path, file in files if file.size == sizes.get(path)}
             listed[name] = hashlib.sha256(content).hexdigest()
     return listed
 

@@ -159,12 +159,11 @@ def _clean(url: str, keep: int, yes: bool) -> int:
             action = "remove" if snapshot in old else "keep"
             size = human_size(snapshot.size)
             rows.append((action, "snapshot", snapshot.folder, size, format_time(snapshot.modified)))
-        unfinished = []  # (key, id) of the uploads to remove
-        for key, id, began in store.uploads():
-            is_old = began <= time.time() - _DAY  # another process may still send a younger one
-            if is_old:
-                unfinished.append((key, id))
-            action = "remove" if is_old else "keep"
+        uploads = list(store.uploads())
+        latest = time.time() - _DAY  # another process may still send a younger one
+        unfinished = [(key, id) for key, id, began in uploads if began <= latest]
+        for key, _, began in uploads:
+            action = "remove" if began <= latest else "keep"
             rows.append((action, "unfinished", printable(key), "", format_time(began)))
         # The user sees all of them before the question, also what stays.
         for line in align(rows):
