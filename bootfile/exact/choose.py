@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from typing import cast
 
-from bootfile.exact import files, former, program, recorded, restore
+from bootfile.exact import checked_files, files, former, program, recorded, restore
 from bootfile.exact.plugins import Parts
 from bootfile.exact.state import SavedState
 from bootfile.ground.errors import BadInput, in_one_line, print_line
@@ -73,7 +73,7 @@ def choose(
     """Return (path, state) of the newest whole checkpoint of this run.
     wanted: "auto" for the checkpoints in `folder`, or the path of a checkpoint or of a folder of checkpoints.
     load: called with the state of a file; it restores the state, or raises files.Refused, which is printed.
-    whole: as for files.load().
+    whole: as for checked_files.load().
     Raises BadInput if none can be used, or if there is none.
     """
     # the newest first: the first one that can be loaded is used
@@ -92,7 +92,7 @@ def choose(
     for path in paths:
         try:
             # each byte is read once: the checksum is computed while torch reads the file
-            read = functools.partial(files.read, path, whole)
+            read = functools.partial(checked_files.read, path, whole)
             state = cast(SavedState, read_again(read, path))  # load() checks it
             recorded.check(path, state)
             former.upgrade(state)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from bootfile.exact import files, program, recorded
+from bootfile.exact import checked_files, files, program, recorded
 from bootfile.ground.errors import BadInput, print_line
 from bootfile.ground.numbers import find_ranges, part_of
 from bootfile.ground.results import CHECKPOINTS
@@ -158,7 +158,7 @@ class Parent:
         later = [path for path in paths if files.step_of(path) > self.state]
         for path in filter(None, [*later, self.path]):
             with contextlib.suppress(files.Refused):
-                if modules := files.read(path, whole=False).get("code"):
+                if modules := checked_files.read(path, whole=False).get("code"):
                     return dict(modules)
         return {}
 

@@ -147,7 +147,12 @@ def _name_steps(steps: list[int]) -> str:
 def _describe(step: int, runs: tuple[str, str], lines: tuple[_State, _State]) -> str:
     """Return the name of the part that differs most, and by how much if both checkpoints still exist. lines:
     those of the step in state.jsonl of both runs."""
-    from bootfile.exact import digest, files, recorded  # they import torch, which records do not need
+    from bootfile.exact import (  # they import torch, which records do not need
+        checked_files,
+        digest,
+        files,
+        recorded,
+    )
 
     names = recorded.find_changed(*lines)
     if not names:
@@ -155,7 +160,7 @@ def _describe(step: int, runs: tuple[str, str], lines: tuple[_State, _State]) ->
     others = f", and {len(names) - 1} more" if len(names) > 1 else ""
     paths = [os.path.join(run, CHECKPOINTS, files.name_of(step)) for run in runs]
     try:
-        states = [dict(digest.leaves(files.read(path)["objects"])) for path in paths]
+        states = [dict(digest.leaves(checked_files.read(path)["objects"])) for path in paths]
     except files.Refused:  # most jobs keep the newest ones only
         return f"{names[0]}{others} (by how much: keep the checkpoints of both runs)"
     sizes = {name: _difference(states[0].get(name), states[1].get(name)) for name in names}

@@ -24,7 +24,7 @@ from common.console.arguments import (
     positive_int,
 )
 from common.distributed import devices
-from common.platform.platforms import default_grace
+from common.platform.place import default_grace
 from common.run import output
 from common.run.run import JobParser
 

@@ -10,7 +10,8 @@ import torch
 
 from bootfile.ground import accelerator
 from bootfile.ground.errors import BadInput
-from common.platform.topology import Topology, is_distributed, promised_gpus, resolve
+from common.platform.place import promised_gpus, resolve
+from common.platform.topology import Topology, is_distributed
 
 
 def select(args: argparse.Namespace, topology: Topology) -> torch.device:

@@ -14,7 +14,7 @@ from bootfile.ground.numbers import count_in
 from common.distributed import devices, launcher, rendezvous
 from common.distributed.options import add_arguments  # noqa: F401  # jobs name it here
 from common.ground import endings
-from common.platform import network, platforms
+from common.platform import network, place
 from common.platform.topology import Topology
 
 
@@ -106,5 +106,5 @@ def choose_interface(topology: Topology, backend: str) -> None:
             name, _ = network.interface_to(network.OUTSIDE, 1)
         if name:
             os.environ[variable] = name if uses_gloo else f"={name}"  # NCCL: without "=" it is a prefix
-            if not uses_gloo and platforms.has_local_rank_0():
+            if not uses_gloo and place.has_local_rank_0():
                 errors.print_line(f"{variable}=={name}: also for gradients, without InfiniBand")

@@ -10,8 +10,8 @@ import time
 import pytest
 import torch
 
+from bootfile.exact import checked_files, former
 from bootfile.exact import files as checkpoint
-from bootfile.exact import former
 from bootfile.exact.files import Refused
 from bootfile.ground.files import write_atomic
 from tests.conftest import start
@@ -30,9 +30,9 @@ def _write(folder, step: int = 1, run: str = "a") -> str:
 
 def test_what_is_written_is_read(tmp_path):
     path = _write(tmp_path, 7)
-    state = checkpoint.read(path)
+    state = checked_files.read(path)
     assert state["step"] == 7 and torch.equal(state["objects"]["model"]["weight"], torch.full((40, 30), 7.0))
-    facts = checkpoint.verify(path)
+    facts = checked_files.verify(path)
     assert facts["size"] == os.path.getsize(path) and facts["run"] == "a"
     assert sorted(os.listdir(tmp_path)) == ["step_7.pt", "step_7.pt.json"]
 
@@ -52,9 +52,9 @@ def test_every_single_bit_flip_is_found(tmp_path):
         bit = draw.randrange(sizes[file]), draw.randrange(8)
         _flip(file, *bit)
         with pytest.raises(Refused):
-            checkpoint.read(path)
+            checked_files.read(path)
         _flip(file, *bit)
-    checkpoint.read(path)
+    checked_files.read(path)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_damage_is_found(tmp_path, damage, reason):
     _write(tmp_path)
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(Refused, match=reason):
-        checkpoint.verify(str(path))
+        checked_files.verify(str(path))
 
 
 def test_a_state_of_an_earlier_format():
@@ -86,25 +86,25 @@ def test_a_state_of_an_earlier_format():
 def test_a_checkpoint_with_the_checksum_of_before(tmp_path):
     """Its bytes are verified as version 0.51 and earlier summed them."""
     path = _write(tmp_path)
-    facts = checkpoint.facts_of(path)
-    _, added = checkpoint.sum_file(path, is_former=True)
+    facts = checked_files.facts_of(path)
+    _, added = checked_files.sum_file(path, is_former=True)
     assert facts["sum"].startswith("crc32:") and len(added) == 16
     checkpoint.write_facts(path, facts | {"sum": added})
-    assert checkpoint.read(path)["step"] == 1
+    assert checked_files.read(path)["step"] == 1
     _flip(tmp_path / "step_1.pt")
     with pytest.raises(Refused, match="checksum differs"):
-        checkpoint.verify(path)
+        checked_files.verify(path)
 
 
 def test_a_checkpoint_without_its_checksum_is_refused(tmp_path):
     path = _write(tmp_path)
     os.unlink(f"{path}.json")
     with pytest.raises(Refused, match=r"its checksum step_1.pt.json cannot be read"):
-        checkpoint.read(path)
+        checked_files.read(path)
     with open(f"{path}.json", "w") as file:
         file.write("[" * 100_000)
     with pytest.raises(Refused, match=r"its checksum step_1.pt.json is damaged"):
-        checkpoint.read(path)
+        checked_files.read(path)
 
 
 @pytest.mark.parametrize("save", [torch.save, lambda value, file: pickle.dump(value, file)])
@@ -112,11 +112,11 @@ def test_a_hostile_pickle_executes_nothing(tmp_path, save):
     path, target = _write(tmp_path), tmp_path / "executed"
     with open(path, "wb") as file:
         save({"format": 1, "step": Hostile(os.mkdir, str(target))}, file)
-    size, added = checkpoint.sum_file(path)
+    size, added = checked_files.sum_file(path)
     write_atomic(f"{path}.json", checkpoint._sealed({"sum": added, "size": size}))
-    checkpoint.verify(path)
+    checked_files.verify(path)
     with pytest.raises(Refused, match=r"torch cannot load it|writes a zip file"):
-        checkpoint.read(path)
+        checked_files.read(path)
     assert not target.exists()
 
 
@@ -153,7 +153,7 @@ def test_a_writer_killed_at_any_moment_leaves_whole_files(tmp_path):
     paths = checkpoint.list_newest_first(str(tmp_path))
     assert len(paths) >= 3
     for path in paths:
-        checkpoint.read(path)
+        checked_files.read(path)
 
 
 @pytest.mark.parametrize("damaged", [(), (2,), (2, 3), (3, 4), (1, 2, 3, 4)])
