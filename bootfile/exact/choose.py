@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from typing import cast
 
-from bootfile.exact import checked_files, files, former, program, recorded, restore
+from bootfile.exact import checked_files, files, former, other_start, recorded, restore
 from bootfile.exact.plugins import Parts
 from bootfile.exact.state import SavedState
 from bootfile.ground.errors import BadInput, in_one_line, print_line
@@ -20,7 +20,7 @@ def choose_state(parts: Parts, wanted: str) -> SavedState:
     # called for the newest checkpoint, and for older ones as long as one is refused
     def load(state: SavedState) -> None:
         restore.check_format(state)
-        is_other = parts.machines.compare_starts(state)
+        is_other = other_start.compare_machines(parts.machines, state)
         parts.state.is_other_machine = is_other
         parts.loader.receipt.expects_same = not is_other
         restore.load(parts.state, state, parts.most_steps)
@@ -37,7 +37,7 @@ def choose_state(parts: Parts, wanted: str) -> SavedState:
     change = parts.state.schedule.change
     if change:
         parts.say(f"the schedule of the checkpoint is another one: {change}")
-    changes = program.describe_changes(state["code"], parts.state.code)
+    changes = other_start.describe_changes(state["code"], parts.state.code)
     if changes:
         parts.say(f"warning: {changes} since the start before: the results may differ from here on")
     for note in parts.state.take_notes():

@@ -16,7 +16,8 @@ from typing import Any
 from bootfile.exact import checked_files, digest, files, kinds
 from bootfile.ground.errors import BadInput, print_line
 from bootfile.ground.results import CHECKPOINTS
-from bootfile.records import STATES, read_states, read_weights
+from bootfile.histories import read_states, read_weights
+from bootfile.records import STATES
 
 _Lines = Mapping[int, Mapping[str, Any]]  # step -> line of state.jsonl
 

@@ -15,7 +15,8 @@ import torch
 from bootfile.exact import dtensors, replay
 from bootfile.exact.files import Refused
 from bootfile.exact.optimizer_steps import parameters_of
-from bootfile.exact.program import check_order, order_of
+from bootfile.exact.other_start import check_order
+from bootfile.exact.program import order_of
 from bootfile.exact.state import COMPUTED, DATA, FORMAT, RunState, SavedState
 from bootfile.ground import accelerator
 from bootfile.ground.errors import BadInput

@@ -13,7 +13,6 @@ from torch.utils._pytree import tree_flatten, tree_map_only
 
 from bootfile.ground import accelerator
 from bootfile.ground.errors import BadInput, Unavailable
-from bootfile.loaders.loop_attributes import LoopAttributes
 from bootfile.processes import ranks, waits
 from bootfile.receipt.receipt import Receipt, sums_of_ids
 from bootfile.sampling import generators
@@ -128,9 +127,12 @@ class Loader:
         self.removal: Any = None  # a Removal, whose samples no batch has
         # it takes all samples of the last batch, which was handed out with them: its result does not count
         self.is_removed = False
+        self.loop_attributes: Any = None  # of a data set of the user
         data_set = getattr(engine, "data_set", None)
-        # what the loop changes in a data set of its own
-        self.loop_attributes = None if data_set is None else LoopAttributes(data_set)
+        if data_set is not None:
+            from bootfile.loaders.loop_attributes import LoopAttributes  # images of ours do not change
+
+            self.loop_attributes = LoopAttributes(data_set)
         self.shares_data = True  # all ranks read one data set
         self.has_stable_items = True  # an item is the same when it is read again
         self._ahead = 1 if device.type != "cpu" else 0  # on the CPU a batch ahead would only use memory

@@ -1,16 +1,13 @@
-"""The rank of a process, values that all ranks agree on, and the nodes of the ranks.
+"""The rank of a process, and values that all ranks agree on. host_names.py has the nodes of the ranks.
 
 All functions also work in a job of one process that has not initialised torch.distributed. Every rank calls
 those that communicate, at the same point: a rank that does not keeps the others waiting.
 """
 
-import collections
 import contextlib
 import io
-import os
-import socket
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, cast
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 import torch
 
@@ -207,34 +204,6 @@ def digest(tensor: torch.Tensor) -> torch.Tensor:
     # smaller shift would not notice one sign in 2^shift: the changes of the bits and of the factor cancel
     upper_half = bits >> 4 * tensor.element_size()
     return (bits * (upper_half * 2 + 1)).sum(dtype=torch.int64)
-
-
-class Node(NamedTuple):
-    """A node of the job. name: its host name, or its number if several have the same one."""
-
-    name: str
-    ranks: tuple[int, ...]
-
-
-def find_nodes() -> list[Node]:
-    """Return the nodes of the job, in the order of their first ranks, on every rank."""
-    local_rank = os.environ.get("LOCAL_RANK", "")
-    place = (socket.gethostname(), int(local_rank) if local_rank.isdecimal() else -1)
-    return group_nodes(gather_objects(place))
-
-
-def group_nodes(places: Sequence[tuple[str, int]]) -> list[Node]:
-    """Return the nodes. places: for each rank its host name and its local rank, -1 if that is not known."""
-    members: dict[tuple[str, int], list[int]] = {}
-    counts = collections.Counter[tuple[str, int]]()
-    for number, (host, local_rank) in enumerate(places):
-        # two ranks of one host name and one local rank are on two nodes that have the same name
-        node_of_host = counts[host, local_rank] if local_rank >= 0 else 0
-        counts[host, local_rank] += 1
-        members.setdefault((host, node_of_host), []).append(number)
-    of_host = collections.Counter(host for host, _ in members)
-    names = [host if of_host[host] == 1 else str(number) for number, (host, _) in enumerate(members)]
-    return [Node(name, tuple(of_node)) for name, of_node in zip(names, members.values(), strict=True)]
 
 
 def show(members: Iterable[int]) -> str:

@@ -85,14 +85,14 @@ class Watch:
     def _meet(self) -> None:
         """Exchange the process ids and the files of all ranks, and make what several ranks need."""
         # a job of one process needs none of these
-        from bootfile.processes import board, ends, node, roll_call
+        from bootfile.processes import board, ends, host_names, node, roll_call
 
         machine = ""
         with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
             machine = file.read() + os.readlink("/proc/self/ns/pid")
         rank = ranks.rank()
         facts = ranks.gather_objects((machine, secrets.token_hex(8), self._pulse.files))
-        self._nodes = ranks.find_nodes()
+        self._nodes = host_names.find_nodes()
         near = [other for other, fact in enumerate(facts) if fact[0] == machine and other != rank]
         self._local = {other: node.Seen(facts[other][2]) for other in near if machine}
         store = ranks.store()

@@ -3,15 +3,17 @@
 import glob
 import os
 import re
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from bootfile.exact.kinds import find_kind
 from bootfile.ground.numbers import counted
 from bootfile.ground.results import CHECKPOINTS
-from bootfile.machine.differences import first_difference
+from bootfile.histories import read_states, world_size_of
+from bootfile.machine.differences import find_differences, in_words, without_step
 from bootfile.receipt.reading import find_receipt, read
 from bootfile.receipt.steps import compare
-from bootfile.records import METRICS, read_lines, read_starts, read_states, world_size_of
+from bootfile.records import METRICS, read_lines, read_starts
 
 # times, memory, ranks and lost processes, in which equal runs differ, and digests of the data and the state
 _NO_FIGURES = re.compile(
@@ -207,3 +209,27 @@ def find_files(folder: str, pattern: str) -> list[str]:
     """Return the paths, below the folder, of the files that match the pattern."""
     paths = glob.glob(os.path.join(glob.escape(folder), pattern), recursive=True)
     return sorted(os.path.relpath(path, folder) for path in paths if os.path.isfile(path))
+
+
+def first_difference(
+    names: tuple[str, str], first: Sequence[Mapping[str, Any]], second: Sequence[Mapping[str, Any]]
+) -> str:
+    """Return the first difference between the machines of two runs, in words; "" if there is none.
+
+    names: of the runs. first, second: `machines` of their states, the facts of each machine that has computed
+    with its first step ("step"), the last one at the end (bootfile/exact/machines.py).
+    """
+    first_run, second_run = names
+    for first_machine, second_machine in zip(first, second, strict=False):
+        for name, here, there in find_differences(without_step(first_machine), without_step(second_machine)):
+            now, other = in_words(name, here), in_words(name, there)
+            return f"{first_run} computed with {now}, {second_run} with {other}"
+    # one run may have computed on more machines, one after the other
+    for run, longer, shorter in ((first_run, first, second), (second_run, second, first)):
+        for machine in longer[len(shorter) :]:
+            for name, before, now in find_differences(without_step(longer[0]), without_step(machine)):
+                return (
+                    f"{run} computed with {in_words(name, before)} first, and with {in_words(name, now)} "
+                    f"from step {machine.get('step')} on"
+                )
+    return ""

@@ -32,7 +32,8 @@ import numpy as np
 from bootfile.ground.again import is_folder, is_temporary, refusal
 from bootfile.ground.errors import BadInput, Unavailable, printable
 from bootfile.ground.files import explained, read_again
-from common.ground.files import is_url, locked, make_folder_atomic, own_place
+from common.ground.files import is_url
+from common.ground.shared_folders import locked, make_folder_atomic, own_place
 from datasets import files as data_files
 from datasets.files import describe_dead_links
 from datasets.folders import images, listing, tar_files

@@ -18,8 +18,8 @@ import torch
 
 from bootfile.exact import checked_files
 from bootfile.exact import files as checkpoint
+from bootfile.histories import read_states
 from bootfile.receipt import receipt
-from bootfile.records import read_states
 from tests.conftest import finish, processes_of, run, start
 from tests.support.repeats import repeats
 

@@ -15,8 +15,9 @@ import torch
 from bootfile.exact import checked_files, files
 from bootfile.exact.forked import _Before
 from bootfile.ground.exit_codes import DIFFERS, UNVERIFIED
+from bootfile.histories import read_states
 from bootfile.receipt.reading import read_records
-from bootfile.records import read_starts, read_states
+from bootfile.records import read_starts
 from tests.conftest import QUICK, environment, finish, names, records, refused, run, run_ranks, start_until
 from tests.support.exact import changed
 from tests.support.proofs import audit

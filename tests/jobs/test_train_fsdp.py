@@ -9,8 +9,8 @@ from PIL import Image
 from bootfile.exact import checked_files, digest
 from bootfile.ground import errors
 from bootfile.ground.errors import BadInput
+from bootfile.histories import read_states
 from bootfile.receipt import receipt
-from bootfile.records import read_states
 from common.checkpoint.weights import read
 from common.parallel import fsdp
 from tests.common.checkpoint.test_mirror import keys, read_list

@@ -16,8 +16,8 @@ from PIL import Image
 from bootfile.exact import checked_files
 from bootfile.exact import files as checkpoint
 from bootfile.ground.log_lines import END
+from bootfile.histories import read_states, read_weights
 from bootfile.receipt import reading, receipt
-from bootfile.records import read_states, read_weights
 from common.checkpoint import mirror
 from datasets.memory import cifar10
 from tests.common.checkpoint.test_mirror import keys, read_list, read_object, steps

@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 
 from bootfile.exact import checked_files, digest
+from bootfile.histories import read_states
 from bootfile.receipt.reading import read_records
-from bootfile.records import read_states
 from tests.conftest import ROOT
 
 _OF_TIME = {

@@ -10,7 +10,8 @@ import torch
 from bootfile.exact import checked_files, digest, files
 from bootfile.exact.background import HostCopies, size_of
 from bootfile.exact.saver import Saver, _Task, find_infinite
-from bootfile.records import read_states, write_state
+from bootfile.histories import read_states
+from bootfile.records import write_state
 from tests.conftest import CAN_FORK, LONGEST, names, run_ranks
 
 

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from bootfile.exact.pace import Announcer, Pace, Times, find_slowest
-from bootfile.processes.ranks import group_nodes
+from bootfile.processes.host_names import group_nodes
 from tests.conftest import ROOT, run_ranks
 
 TWO_NODES = group_nodes([("a", 0), ("a", 1), ("b", 0), ("b", 1)])

@@ -9,9 +9,10 @@ import torch
 from bootfile.ground.errors import BadInput
 from bootfile.machine import instructions, processor, threads
 from bootfile.machine.cores import physical_cores
-from bootfile.machine.differences import find_differences, first_difference, other_instructions
+from bootfile.machine.differences import find_differences, other_instructions
 from bootfile.machine.facts import describe, onednn_instructions
 from bootfile.machine.threads import Place
+from bootfile.receipt.compare import first_difference
 from tests.conftest import environment, run
 
 MACHINE = {"threads": 2, "ATen": "AVX2", "oneDNN": "AVX2", "MKL": "AMD AVX2", "CPU": "A", "torch": "2.14.1"}

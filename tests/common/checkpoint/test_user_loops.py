@@ -14,8 +14,8 @@ import torch
 
 from bootfile.ground.errors import BadInput
 from bootfile.ground.intervals import Interval
+from bootfile.histories import read_states
 from bootfile.loaders.map_style import map_style_loader
-from bootfile.records import read_states
 from bootfile.sampling.sampler import BatchSampler
 from common.checkpoint.checkpointer import Checkpointer
 from tests.support.checkpointers import run_of
