@@ -8,8 +8,8 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bootfile.ground.files import append_lines
-from bootfile.records import SHARDS, STATES, cut, is_file, is_state, read_lines
+from bootfile.ground.files import append_lines, parse_json_lines, read_file, write_atomic
+from bootfile.records import METRICS, MOST, SHARDS, STATES, cut, is_file, is_state, read_lines
 
 
 def start_of(starts: list[dict[str, Any]], step: int) -> dict[str, Any]:
@@ -88,3 +88,25 @@ def cut_shards(folder: str, step: int) -> None:
 
 def _format_shards(sums: Mapping[int, Sequence[int]]) -> list[dict[str, Any]]:
     return [{"step": step, "shards": list(shards)} for step, shards in sums.items()]
+
+
+def cut_reports(folder: str, step: int, repeats: bool) -> dict[str, float] | None:
+    """Delete from metrics.jsonl the reports after `step`, the evaluation at `step` (the checkpoint is older),
+    unfinished lines, and if it `repeats` also the report at `step`. Return the step and time of the last
+    report after `step`, or None. Raises OSError."""
+    path = os.path.join(folder, METRICS)
+    if not os.path.exists(path):
+        return None
+    kept = []
+    last = None
+    for text in read_file(path, MOST).decode(errors="replace").split("\n"):
+        for line in parse_json_lines(text.encode()):  # none of an unfinished line
+            at = line.get("step")
+            is_kept = at == step and "loss" in line and not repeats
+            if is_kept or (type(at) is int and at < step):
+                kept.append(f"{text}\n")
+            elif type(at) is int and at > step and "time" in line:
+                last = {"step": at, "time": line["time"]}
+    # in one step: a kill must not leave a part of the earlier reports
+    write_atomic(path, "".join(kept))
+    return last

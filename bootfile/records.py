@@ -31,7 +31,7 @@ STARTS = "starts.jsonl"
 STATES = "state.jsonl"
 SHARDS = "shards.jsonl"
 METRICS = "metrics.jsonl"
-_MOST = 2**30  # bytes of a file
+MOST = 2**30  # bytes of a file
 
 
 def read_counted(folder: str, name: str) -> tuple[list[dict[str, Any]], int]:
@@ -39,7 +39,7 @@ def read_counted(folder: str, name: str) -> tuple[list[dict[str, Any]], int]:
     path = os.path.join(folder, name)
     content = b""
     with explained(f"{path} cannot be read"), contextlib.suppress(FileNotFoundError):
-        content = read_file(path, _MOST)
+        content = read_file(path, MOST)
     objects = parse_json_lines(content)
     return objects, sum(bool(line.strip()) for line in content.split(b"\n")) - len(objects)
 
@@ -59,7 +59,7 @@ def cut(folder: str, name: str, kept: Iterable[Mapping[str, Any]]) -> None:
     """Replace the lines of a file. Most starts have nothing to cut: then it is not written again."""
     path = os.path.join(folder, name)
     text = "".join(json.dumps(line) + "\n" for line in kept)
-    if os.path.exists(path) and read_file(path, _MOST) != text.encode():
+    if os.path.exists(path) and read_file(path, MOST) != text.encode():
         write_atomic(path, text)
 
 
@@ -103,25 +103,3 @@ def is_state(line: dict[str, Any]) -> bool:
 def is_file(line: dict[str, Any]) -> bool:
     """Return whether a line of state.jsonl is that of a file of weights."""
     return [type(line.get(key)) for key in ("file", "size", "sum")] == [str, int, str]
-
-
-def cut_reports(folder: str, step: int, repeats: bool) -> dict[str, float] | None:
-    """Delete from metrics.jsonl the reports after `step`, the evaluation at `step` (the checkpoint is older),
-    unfinished lines, and if it `repeats` also the report at `step`. Return the step and time of the last
-    report after `step`, or None. Raises OSError."""
-    path = os.path.join(folder, METRICS)
-    if not os.path.exists(path):
-        return None
-    kept = []
-    last = None
-    for text in read_file(path, _MOST).decode(errors="replace").split("\n"):
-        for line in parse_json_lines(text.encode()):  # none of an unfinished line
-            at = line.get("step")
-            is_kept = at == step and "loss" in line and not repeats
-            if is_kept or (type(at) is int and at < step):
-                kept.append(f"{text}\n")
-            elif type(at) is int and at > step and "time" in line:
-                last = {"step": at, "time": line["time"]}
-    # in one step: a kill must not leave a part of the earlier reports
-    write_atomic(path, "".join(kept))
-    return last

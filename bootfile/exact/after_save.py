@@ -5,8 +5,8 @@ import functools
 import torch
 
 from bootfile.exact import digest
-from bootfile.exact.marks import read_mark
 from bootfile.exact.plugins import Parts, Plugin
+from bootfile.exact.tensor_mark import read_mark
 from bootfile.processes import ranks, waits
 
 

@@ -5,7 +5,9 @@ from typing import Any
 
 from bootfile.ground.numbers import counted
 
-# names of facts (facts.py)
+Facts = dict[str, str | int]  # name -> value, of a machine (facts.py)
+NONE = "none"
+# names of facts
 THREADS = "threads"
 CPU = "CPU"
 OPERATORS = "operators"

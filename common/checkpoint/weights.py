@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from bootfile.exact import checked_files, dtensors, recorded
+from bootfile.exact import checked_files, distributed_states, recorded
 from bootfile.exact import files as checkpoint
 from bootfile.exact.foreign_files import CONVERT
 from bootfile.ground.again import is_temporary, refusal
@@ -305,7 +305,7 @@ def fill(
         if not is_valid.all():
             raise BadInput(f"weights {path}: {name} holds NaN or infinity")
     if not any(tensor.is_meta for tensor in ours.values()):
-        model.load_state_dict(dtensors.distribute(loadable, ours), strict=False)
+        model.load_state_dict(distributed_states.distribute(loadable, ours), strict=False)
     return f"{line}; the rest keeps its initial values" if different or missing else line
 
 

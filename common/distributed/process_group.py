@@ -11,7 +11,7 @@ import torch
 
 from bootfile.ground import accelerator, errors
 from bootfile.ground.numbers import count_in
-from common.distributed import devices, launcher, rendezvous
+from common.distributed import accelerators, devices, launcher, rendezvous
 from common.distributed.options import add_arguments  # noqa: F401  # jobs name it here
 from common.ground import endings
 from common.platform import network, place
@@ -55,7 +55,7 @@ def meet(args: argparse.Namespace, topology: Topology) -> dict[str, Any]:
             endings.at_end("device", leaving.end_alone)
     if may_share:
         # how many GPUs the job really has is known only when all ranks have named theirs
-        all_gpus = rendezvous.count_different(store, topology, devices.identify_gpu(), args.timeout)
+        all_gpus = rendezvous.count_different(store, topology, accelerators.identify_gpu(), args.timeout)
         backend = gpu_backend if all_gpus == topology.world_size else "gloo"
         kind = accelerator.kind()
         if backend == "gloo" and kind != "cuda":

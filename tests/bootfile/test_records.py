@@ -83,7 +83,7 @@ def test_reports_after_a_step_are_deleted(repeats, tmp_path):
     evaluation = {"step": 2, "val_loss": 1.0, "time": 2.5}
     lines = [json.dumps(line) for line in (*reports[:2], evaluation, *reports[2:])]
     (tmp_path / records.METRICS).write_text("\n".join([*lines, '{"step": 5, "lo']))
-    assert records.cut_reports(str(tmp_path), 2, repeats) == {"step": 4, "time": 4}
+    assert histories.cut_reports(str(tmp_path), 2, repeats) == {"step": 4, "time": 4}
     kept = records.read_lines(str(tmp_path), records.METRICS, whole=True)
     assert kept == reports[: 1 if repeats else 2]
 

@@ -165,15 +165,16 @@ def test_a_precision_that_the_newer_setting_chose_is_described():
     """torch refuses to read the older settings then."""
     script = """
 import torch
-from bootfile.machine import facts
+from bootfile.machine import facts, gpu_facts
 torch.backends.mkldnn.conv.fp32_precision, torch.backends.mkldnn.rnn.fp32_precision = "bf16", "ieee"
 print(facts.describe()["settings"])
 torch.backends.cuda.matmul.fp32_precision = torch.backends.mkldnn.matmul.fp32_precision = "tf32"
 torch.backends.cudnn.conv.fp32_precision = "ieee"
 matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-print(facts.describe()["settings"], facts._uses_tf32(matmul, matmul), facts._uses_tf32(cudnn, cudnn.conv))
+of_matmul, of_cudnn = gpu_facts._uses_tf32(matmul, matmul), gpu_facts._uses_tf32(cudnn, cudnn.conv)
+print(facts.describe()["settings"], of_matmul, of_cudnn)
 facts.accelerator.kind = lambda: "cuda"
-print(facts._describe_accelerator(None)["cuDNN"].partition(" ")[2])
+print(gpu_facts.describe(None)["cuDNN"].partition(" ")[2])
 """
     lines = ["conv=bf16", "matmul=tf32/tf32 conv=bf16 True False", "TF32 of RNN True"]
     assert run("-c", script, fresh=True).stdout.splitlines() == lines
