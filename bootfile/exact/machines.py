@@ -8,7 +8,7 @@ import torch
 from bootfile.ground.errors import BadInput
 from bootfile.machine import convolution, differences, facts, threads
 from bootfile.machine.differences import THREADS, in_words
-from bootfile.machine.instructions import OPTION, level_in_use
+from bootfile.machine.levels import OPTION, level_in_use
 from bootfile.processes import ranks
 
 

@@ -12,7 +12,7 @@ from bootfile.exact.program import Order
 from bootfile.ground.errors import BadInput
 from bootfile.machine import differences, facts
 from bootfile.machine.differences import THREADS, in_words
-from bootfile.machine.instructions import OPTION, VARIABLES, level_in_use
+from bootfile.machine.levels import OPTION, VARIABLES, level_in_use
 
 # These change from machine to machine in a fleet whose instructions are the same.
 _MAY_DIFFER = (THREADS, differences.CPU)

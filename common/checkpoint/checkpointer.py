@@ -23,7 +23,7 @@ from bootfile.exact.plugins import Events, Plugin, Processes, stopped_line
 from bootfile.exact.saver import NotSaved
 from bootfile.exact.usual import usual
 from bootfile.ground.errors import BadInput
-from bootfile.machine import instructions
+from bootfile.machine import levels
 from bootfile.processes import ranks, stuck
 from common.checkpoint import resume
 from common.checkpoint.options import TrainingParser as TrainingParser  # jobs import both
@@ -90,7 +90,7 @@ class Checkpointer(Exact, Events):
                 say=self.log.info,
                 writes=self._writes,
                 # with "native" the checkpoint may be of another instruction set; else Exact decides
-                same_instructions=False if given.get("cpu_level") == instructions.NATIVE else None,
+                same_instructions=False if given.get("cpu_level") == levels.NATIVE else None,
                 events=self,
                 processes=processes,
                 # the clock is read before the last N steps, and after them: the first steps are slower

@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 from bootfile import Exact, torch_loader, usual
 from bootfile.exact import pace
-from bootfile.ground.intervals import Interval
+from bootfile.exact.due import Interval
 
 pace._SECONDS = 0.5  # a window of a few steps is enough here
 torch.distributed.init_process_group("gloo")

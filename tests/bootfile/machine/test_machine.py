@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from bootfile.ground.errors import BadInput
-from bootfile.machine import instructions, processor, threads
+from bootfile.machine import instructions, levels, processor, threads
 from bootfile.machine.cores import physical_cores
 from bootfile.machine.differences import find_differences, other_instructions
 from bootfile.machine.facts import describe, onednn_instructions
@@ -98,10 +98,10 @@ def test_two_hardware_threads_are_one_core(tmp_path):
     ],
 )
 def test_the_level_is_read_from_a_command_line(words, expected):
-    assert instructions.read_level(words) == expected
+    assert levels.read_level(words) == expected
     variables = {}
-    instructions.apply(words, variables)
-    assert variables == instructions.VARIABLES.get(expected, {})
+    levels.apply(words, variables)
+    assert variables == levels.VARIABLES.get(expected, {})
 
 
 def test_a_level_after_the_import_of_torch_is_refused(monkeypatch):

@@ -11,12 +11,12 @@ import torch
 
 from bootfile.exact import checked_files, nonfinite
 from bootfile.exact import files as checkpoint
+from bootfile.exact.due import Interval
 from bootfile.exact.loop import Exact
 from bootfile.exact.plugins import Plugin
 from bootfile.exact.restore import load
 from bootfile.ground import again
 from bootfile.ground.errors import BadInput
-from bootfile.ground.intervals import Interval
 from common.checkpoint.checkpointer import Checkpointer
 from common.checkpoint.scores import Scores
 from common.run.metrics import Metrics, absolute_error

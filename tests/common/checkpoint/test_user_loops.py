@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
+from bootfile.exact.due import Interval
 from bootfile.ground.errors import BadInput
-from bootfile.ground.intervals import Interval
 from bootfile.histories import read_states
 from bootfile.loaders.map_style import map_style_loader
 from bootfile.sampling.sampler import BatchSampler
