@@ -80,7 +80,7 @@ class Machines:
         threads.check_room(number)
         torch.set_num_threads(number)
 
-    def _compare_ranks(self, now: facts.Facts) -> None:
+    def _compare_ranks(self, now: differences.Facts) -> None:
         """Compare the machines of all ranks. Raises BadInput on every rank, or prints a warning."""
         machines = ranks.gather_objects(now)
         # each rank finds the same difference, so all of them raise or only warn
