@@ -13,6 +13,7 @@ import torch
 from bootfile.exact import checked_files, former
 from bootfile.exact import files as checkpoint
 from bootfile.exact.files import Refused
+from bootfile.exact.saver import Saver
 from bootfile.ground.files import write_atomic
 from tests.conftest import start
 from tests.support.hostile_pickle import Hostile
@@ -113,7 +114,7 @@ def test_a_hostile_pickle_executes_nothing(tmp_path, save):
     with open(path, "wb") as file:
         save({"format": 1, "step": Hostile(os.mkdir, str(target))}, file)
     size, added = checked_files.sum_file(path)
-    write_atomic(f"{path}.json", checkpoint._sealed({"sum": added, "size": size}))
+    write_atomic(f"{path}.json", checkpoint.seal({"sum": added, "size": size}))
     checked_files.verify(path)
     with pytest.raises(Refused, match=r"torch cannot load it|writes a zip file"):
         checked_files.read(path)
@@ -127,7 +128,7 @@ def test_order_is_numeric_and_the_last_ones_stay(tmp_path):
     assert names == ["step_100.pt", "step_20.pt", "step_10.pt", "step_9.pt"]
     assert checkpoint.list_newest_first(str(tmp_path / "nowhere")) == []
     (tmp_path / "notes.txt").write_text("of the user")
-    checkpoint.keep(path, 2, {})  # it was just written, and stays
+    checkpoint.keep(path, 2, Saver(str(tmp_path), 2, print)._is_whole)  # it was just written, and stays
     names = {"notes.txt", "step_10.pt", "step_10.pt.json", "step_100.pt", "step_100.pt.json"}
     assert set(os.listdir(tmp_path)) == names
 
@@ -163,12 +164,12 @@ def test_damaged_checkpoints_do_not_count(tmp_path, damaged):
         _write(tmp_path, step)
     for step in damaged:
         _flip(tmp_path / f"step_{step}.pt")
-    known = {}
-    checkpoint.keep(str(tmp_path / "step_5.pt"), 3, known)
+    is_whole = Saver(str(tmp_path), 3, print)._is_whole
+    checkpoint.keep(str(tmp_path / "step_5.pt"), 3, is_whole)
     whole = [step for step in (5, 4, 3, 2, 1) if step not in damaged][:3]
     there = {int(path.stem[5:]) for path in tmp_path.glob("step_*.pt")}
     assert there == set(whole) | (set(damaged) if len(whole) < 3 else set())
     (tmp_path / "step_5.pt").write_bytes(b"cut")  # the file changed after it was found to be whole
-    checkpoint.keep(_write(tmp_path, 6), 2, known)
+    checkpoint.keep(_write(tmp_path, 6), 2, is_whole)
     assert (tmp_path / "step_6.pt").exists()
     assert (tmp_path / "step_5.pt").exists() == (len(whole) < 2)

@@ -669,7 +669,7 @@ def test_checksums_that_are_none_are_refused(server, tmp_path, facts, capsys):
     (entry,) = (each for each in files if each["path"].endswith("step_2.pt.json"))
     if isinstance(facts, dict):
         known = checked_files.facts_of(str(tmp_path / "theirs" / "step_2.pt"))
-        facts = checkpoint._sealed(known | facts).encode()
+        facts = checkpoint.seal(known | facts).encode()
     write_object(server, url, entry["path"], facts)
     entry |= {"size": len(facts), "sha256": hashlib.sha256(facts).hexdigest()}
     write_list(server, url, files)
