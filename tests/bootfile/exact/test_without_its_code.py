@@ -1,5 +1,7 @@
-"""A run continues, saves and ends also if its code is deleted or replaced while it runs: after its first steps
-it loads no module of its own, whatever ends it."""
+"""A run continues, saves and ends also if its code is deleted or replaced while it runs.
+
+After its first steps it loads no module of its own, whatever ends it.
+"""
 
 import os
 import shutil
