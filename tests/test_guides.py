@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.conftest import QUICK, ROOT, environment, run
+from tests.conftest import LONGEST, QUICK, ROOT, environment, run
 
 _STOP = """        if loader.step == 5 and torch.distributed.get_rank() == 1:
             os.kill(os.getpid(), 15)
@@ -123,6 +123,6 @@ def test_a_script_on_one_gpu_saves_is_requeued_and_continues(tmp_path):
     ):
         train.write_text(text)
         job = subprocess.run(
-            ["bash", "job.sh"], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=200
+            ["bash", "job.sh"], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=LONGEST
         )
         assert job.returncode == code and shown in job.stdout, job.stdout + job.stderr

@@ -48,8 +48,9 @@ class Due(NamedTuple):
 
 def _interval(name: str, every: int | Interval) -> Interval:
     """Return the steps or the interval that the user asked for as an Interval. Raises BadInput."""
+    is_known = isinstance(every, int) or (isinstance(every, Interval) and every.unit in UNITS)
     interval = every if isinstance(every, Interval) else Interval(every)
-    if interval.number < 0 or interval.unit not in UNITS:
+    if not is_known or interval.number < 0:
         raise BadInput(f"{name}={every}: expected a number of steps, or Interval(300, 's'), for example")
     return interval
 

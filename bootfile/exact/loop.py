@@ -97,7 +97,8 @@ class Exact:
     plugins: what joins the run (default: usual()); [] for none. Their order is that of the calls.
     job: what only a program around the loop sets.
     objects: further objects, as for add().
-    Raises BadInput if the optimizer or the scheduler cannot be resumed exactly.
+    Raises BadInput if an argument is of another kind, and if the optimizer or the scheduler cannot be resumed
+        exactly.
     """
 
     _newest: Any = None  # weak reference to the Exact of this process that has begun last
@@ -127,6 +128,7 @@ class Exact:
         folder = os.fspath(folder)
         if "://" in folder:
             raise BadInput(f"{folder} is a URL: Exact writes to a folder (jobs upload to URLs)")
+        _check(loader, model, keep, plugins)
         from bootfile.exact import machines  # the facts of a machine: a run needs them, an import does not
 
         self._is_job = job is not None and job.events is not None
@@ -556,6 +558,26 @@ class Exact:
         from bootfile.exact import ends
 
         ends.leave(self.parts, step)
+
+
+def _check(loader: Any, model: Any, keep: Any, plugins: Any) -> None:
+    """Raise BadInput if an argument of Exact is of another kind: behind it no code asks again."""
+    if not hasattr(loader, "receipt"):
+        raise BadInput(
+            f"the loader {type(loader).__name__} cannot continue exactly: give Exact the result of "
+            "torch_loader(DataLoader(...), device, epochs=...) or of map_style_loader()"
+        )
+    if not isinstance(model, torch.nn.Module):
+        raise BadInput(
+            f"model={type(model).__name__}: expected one torch.nn.Module; give further ones names of their "
+            "own: Exact(..., model=G, discriminator=D)"
+        )
+    if not isinstance(keep, int) or keep < 1:
+        raise BadInput(f"keep={keep}: expected the number of newest checkpoints that stay, at least 1")
+    if plugins is None:
+        return
+    if not isinstance(plugins, Sequence) or not all(isinstance(plugin, Plugin) for plugin in plugins):
+        raise BadInput(f"plugins={plugins!r}: expected a list of Plugins, such as [Norms()]")
 
 
 def _find_former() -> Exact | None:

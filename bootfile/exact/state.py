@@ -211,7 +211,7 @@ def _inner_optimizers(optimizer: Any) -> dict[str, torch.optim.Optimizer]:
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise BadInput(
             f"the optimizer {type(optimizer).__name__} is not a torch.optim.Optimizer: give one of its "
-            "optimizers, and the others with checkpoint.add(name=optimizer)"
+            "optimizers, and the others with add(name=optimizer)"
         )
     if keeps_own_state(optimizer):
         return {}

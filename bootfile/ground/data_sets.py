@@ -16,6 +16,8 @@ def check_map_style(data: Any) -> None:
             "divided among the ranks or found again after a restart. Write __getitem__ and __len__ "
             "instead; datasets/shards.py has them for tar files (WebDataset) and Parquet files"
         )
+    if isinstance(data, torch.utils.data.DataLoader):
+        raise BadInput("a DataLoader is not a data set: give its dataset, or use torch_loader()")
     if not hasattr(data, "__len__"):
         raise BadInput(f"{name} needs __len__ and __getitem__, as every map-style Dataset has")
 

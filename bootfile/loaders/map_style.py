@@ -40,7 +40,7 @@ _COLLATED = 2  # items of which collate_fn makes a batch twice
 def map_style_loader(
     dataset: Dataset[Any],
     sampler: Any,
-    device: torch.device,
+    device: torch.device | str,
     augment: bool = False,
     *,
     collate_fn: Callable[[list[Any]], Any] | None = None,
@@ -58,6 +58,7 @@ def map_style_loader(
     The receipt covers ids, targets and the seed of each item, not the inputs. The `fingerprint` of the
     dataset (any text) identifies its data; if it has none, it is computed (data_fingerprint.py).
     """
+    device = torch.device(device)
     fetcher = Fetcher(dataset, collate_fn)
     if isinstance(workers, int):
         workers = Workers(workers, accelerator.has_streams(device))

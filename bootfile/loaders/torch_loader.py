@@ -36,7 +36,7 @@ _LOOK = 12
 
 def torch_loader(
     loader: DataLoader[Any],
-    device: torch.device,
+    device: torch.device | str,
     *,
     seed: int = 0,
     epochs: int = 1,
@@ -48,14 +48,19 @@ def torch_loader(
         `random`, and from those that the loader holds. Each rank has its own, with a DistributedSampler: its
         set_epoch() is called here.
     seed, epochs: of the training.
-    Raises BadInput for an IterableDataset, for persistent workers, which keep their random numbers, and for a
-        BatchSampler of this package.
+    Raises BadInput for another kind of loader, an IterableDataset, a BatchSampler of this package, and for
+        persistent workers, which keep their random numbers.
 
     The receipt covers the contents of the samples (contents.py). A restart compares the data set by a
     fingerprint (data_fingerprint.py: its length, its lists, its numbers and 64 items; a batch of two items if
     you have a collate_fn; the kind and the weights of the sampler), and the batches that it reads again with
     the receipt. It needs the same number of processes: with another one the batches are others.
     """
+    if not isinstance(loader, DataLoader):
+        raise BadInput(
+            f"expected a DataLoader of torch, got {type(loader).__name__}: torch_loader(DataLoader(...), "
+            "device), or map_style_loader(dataset, sampler, device)"
+        )
     is_iterable = isinstance(loader.dataset, IterableDataset)
     # the order of the one and the random numbers of the other cannot be repeated
     if is_iterable or loader.persistent_workers:
@@ -89,7 +94,7 @@ def torch_loader(
     if batch:
         further["batch of collate_fn"] = batch
     plan = Plan(Index(steps.size, digest, further=further), steps)
-    made = Loader(TorchBatches(loader, is_stable), plan, device)
+    made = Loader(TorchBatches(loader, is_stable), plan, torch.device(device))
     made.has_stable_items = is_stable
     # a sampler that divides the data among the ranks has their number; else each rank may have its own data
     if not any(hasattr(part, "num_replicas") for part in (loader.sampler, loader.batch_sampler)):

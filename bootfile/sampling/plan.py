@@ -49,8 +49,9 @@ class Plan:
     ):
         if not hasattr(sampler, "largest"):
             raise BadInput(
-                f"expected a sampler of datasets/sampling, got {type(sampler).__name__}, whose order is lost "
-                "at a restart: use BatchSampler, with weights=[...] to draw samples as WeightedRandomSampler"
+                f"expected a BatchSampler of bootfile, got {type(sampler).__name__}, whose order is lost at "
+                "a restart: use BatchSampler(len(dataset), batch_size, seed, epochs), with weights=[...] to "
+                "draw samples as WeightedRandomSampler"
             )
         self.index = index
         self.sampler = sampler

@@ -15,7 +15,7 @@ import torch
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
-from bootfile import Exact, Interval, Job, SequentialBatchSampler, map_style_loader, torch_loader
+from bootfile import Exact, Interval, Job, Plugin, SequentialBatchSampler, map_style_loader, torch_loader
 from bootfile.exact import files
 from bootfile.ground.errors import BadInput
 from bootfile.processes import signals
@@ -68,6 +68,39 @@ def train(loop, ends=True, saves=True, before=do_nothing, after=do_nothing):
                 loop.run.save()
             after(loop)
     loop.run.close()
+
+
+class OtherKinds:
+    """Arguments of another kind than Exact and the loaders take: as a first try of a new user gives them."""
+
+    data = TensorDataset(torch.zeros(16, 4), torch.zeros(16, 1))
+    model = torch.nn.Linear(4, 1)
+
+    def exact(self, folder, loader=None, **arguments):
+        loader = loader or torch_loader(DataLoader(self.data, 4), "cpu")
+        optimizer = torch.optim.SGD(self.model.parameters(), 0.1)
+        return Exact(folder, loader, **{"model": self.model, "optimizer": optimizer, **arguments})
+
+
+@pytest.mark.parametrize(
+    ("said", "make"),
+    [
+        ("DataLoader .*torch_loader", lambda kinds, out: kinds.exact(out, DataLoader(kinds.data, 4))),
+        ("model=list", lambda kinds, out: kinds.exact(out, model=[kinds.model])),
+        ("optimizer list", lambda kinds, out: kinds.exact(out, optimizer=[]).resume()),
+        ("keep=0", lambda kinds, out: kinds.exact(out, keep=0)),
+        ("save_every=1epoch", lambda kinds, out: kinds.exact(out, save_every="1epoch")),
+        ("save_every=2.5", lambda kinds, out: kinds.exact(out, save_every=2.5)),
+        ("plugins=.*Plugin", lambda kinds, out: kinds.exact(out, plugins=[Plugin])),
+        ("plugins=.*Plugin", lambda kinds, out: kinds.exact(out, plugins=Plugin())),
+        ("got TensorDataset", lambda kinds, _: torch_loader(kinds.data, "cpu")),
+        ("DataLoader .*its dataset", lambda kinds, _: map_style_loader(DataLoader(kinds.data, 4), 4, "cpu")),
+        ("BatchSampler .*got int", lambda kinds, _: map_style_loader(kinds.data, 4, "cpu")),
+    ],
+)
+def test_an_argument_of_another_kind_is_refused_with_what_is_expected(said, make, tmp_path):
+    with pytest.raises(BadInput, match=said):
+        make(OtherKinds(), tmp_path)
 
 
 def test_a_step_before_resume_is_named(tmp_path):
