@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from bootfile.exact.due import Due as Due
+    from bootfile.exact.due import Interval as Interval
     from bootfile.exact.loop import Exact as Exact
     from bootfile.exact.loop import Job as Job
     from bootfile.exact.nonfinite import Diverged as Diverged
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from bootfile.exact.protocols import TrainingLoader as TrainingLoader
     from bootfile.exact.usual import usual as usual
     from bootfile.ground.errors import BadInput as BadInput
-    from bootfile.ground.intervals import Interval as Interval
     from bootfile.loaders.loader import Loader as Loader
     from bootfile.loaders.map_style import map_style_loader as map_style_loader
     from bootfile.loaders.torch_loader import torch_loader as torch_loader
@@ -36,7 +36,7 @@ _MODULES = {
     "Diverged": "bootfile.exact.nonfinite",
     "Due": "bootfile.exact.due",
     "Exact": "bootfile.exact.loop",
-    "Interval": "bootfile.ground.intervals",
+    "Interval": "bootfile.exact.due",
     "Job": "bootfile.exact.loop",
     "Loader": "bootfile.loaders.loader",
     "Plugin": "bootfile.exact.plugins",

@@ -7,20 +7,20 @@
 
 A missing file has no lines. A file that cannot be read raises BadInput. Lines that a kill has cut, or that
 are damaged, are left out; a verdict passes whole=True, and is refused with their number. JSON objects of
-another form than those above are left out. Other files of a run: its receipt (bootfile/receipt), and the ids
-of the samples that no batch of it has (bootfile/sampling/removal.py).
+another form than those above are left out. histories.py reads what they say of a run that has begun. Other
+files of a run: its receipt (bootfile/receipt), and the ids of the samples that no batch of it has
+(bootfile/sampling/removal.py).
 """
 
 import contextlib
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from bootfile.ground.errors import BadInput
 from bootfile.ground.files import (
     append_json_line,
-    append_lines,
     explained,
     parse_json_lines,
     read_file,
@@ -31,7 +31,7 @@ STARTS = "starts.jsonl"
 STATES = "state.jsonl"
 SHARDS = "shards.jsonl"
 METRICS = "metrics.jsonl"
-_MOST = 2**30  # bytes of a file
+MOST = 2**30  # bytes of a file
 
 
 def read_counted(folder: str, name: str) -> tuple[list[dict[str, Any]], int]:
@@ -39,7 +39,7 @@ def read_counted(folder: str, name: str) -> tuple[list[dict[str, Any]], int]:
     path = os.path.join(folder, name)
     content = b""
     with explained(f"{path} cannot be read"), contextlib.suppress(FileNotFoundError):
-        content = read_file(path, _MOST)
+        content = read_file(path, MOST)
     objects = parse_json_lines(content)
     return objects, sum(bool(line.strip()) for line in content.split(b"\n")) - len(objects)
 
@@ -55,11 +55,11 @@ def read_lines(folder: str, name: str, whole: bool = False) -> list[dict[str, An
     return objects
 
 
-def _cut(folder: str, name: str, kept: Iterable[Mapping[str, Any]]) -> None:
+def cut(folder: str, name: str, kept: Iterable[Mapping[str, Any]]) -> None:
     """Replace the lines of a file. Most starts have nothing to cut: then it is not written again."""
     path = os.path.join(folder, name)
     text = "".join(json.dumps(line) + "\n" for line in kept)
-    if os.path.exists(path) and read_file(path, _MOST) != text.encode():
+    if os.path.exists(path) and read_file(path, MOST) != text.encode():
         write_atomic(path, text)
 
 
@@ -74,62 +74,10 @@ def keep_starts(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [line for line in lines if all(isinstance(line.get(key), kinds[key]) for key in kinds)]
 
 
-def start_of(starts: list[dict[str, Any]], step: int) -> dict[str, Any]:
-    """Return the start that made a step: the last one before it, which made later steps again."""
-    earlier = [start for start in starts[1:] if start["step"] < step]
-    return earlier[-1] if earlier else starts[0]
-
-
-def world_size_of(start: Mapping[str, Any]) -> int:
-    """Return the number of processes of a start; 1 if it is not known."""
-    size = start["environment"].get("world size", 1)
-    return size if isinstance(size, int) else 1
-
-
-def parent_of(starts: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return where a run begins, if that is a step of another one: "folder", "run", "step" and "state", the
-    step of the state that it has loaded. {} for another run."""
-    parent = starts[0].get("parent") if starts else None
-    if isinstance(parent, dict) and all(type(parent.get(name)) is int for name in ("step", "state")):
-        return parent
-    return {}
-
-
-def describe_parent(parent: dict[str, Any], last: float) -> str:
-    """Return a result of parent_of() in words, "" for {}. last: the last step that the run has recorded
-    or reported."""
-    if not parent:
-        return ""
-    text = f"begins at step {parent['step']} of {parent.get('folder')}"
-    if parent["state"] == parent["step"]:
-        return text
-    unknown = f": steps {parent['unknown']} have no record" if parent.get("unknown") else ""
-    # a run in which they differ ends there
-    is_known = last > parent["step"] and not unknown
-    verdict = "are the same" if is_known else f"it is not known that they are the same{unknown}"
-    return f"{text}: steps {parent['state'] + 1}-{parent['step']} were computed again, and {verdict}"
-
-
 def write_state(folder: str, line: dict[str, Any]) -> None:
     """Append a line to state.jsonl: digest.summarize(), or the "file", "size" and "sum" of a file of weights.
     Raises OSError."""
     append_json_line(os.path.join(folder, STATES), line)
-
-
-def read_states(folder: str, whole: bool = False) -> dict[int, dict[str, Any]]:
-    """Return the recorded states by step, the last one of each step. Raises BadInput."""
-    by_step = {}
-    for line in filter(_is_state, read_lines(folder, STATES, whole)):
-        by_step[line["step"]] = line | {"digest": str(line["digest"])}
-    return dict(sorted(by_step.items()))
-
-
-def read_weights(folder: str) -> dict[str, list[tuple[int, str]]]:
-    """Return (size in bytes, sum) of each version of the files of weights, by name. Raises BadInput."""
-    versions: dict[str, list[tuple[int, str]]] = {}
-    for line in filter(_is_file, read_lines(folder, STATES)):
-        versions.setdefault(line["file"], []).append((line["size"], line["sum"]))
-    return versions
 
 
 def cut_states(folder: str, step: int) -> None:
@@ -137,65 +85,21 @@ def cut_states(folder: str, step: int) -> None:
     The lines of files of weights stay, as the files do. Raises OSError and BadInput."""
     kept: dict[Any, dict[str, Any]] = {}  # (place of a line of a file) or (step) -> line
     for place, line in enumerate(read_lines(folder, STATES)):
-        if _is_file(line):
+        if is_file(line):
             kept["file", place] = line
-        elif _is_state(line) and line["step"] <= step:
+        elif is_state(line) and line["step"] <= step:
             kept.pop(line["step"], None)  # the last one of a step counts
             kept[line["step"]] = line
-    _cut(folder, STATES, kept.values())
+    cut(folder, STATES, kept.values())
 
 
-def _is_state(line: dict[str, Any]) -> bool:
+def is_state(line: dict[str, Any]) -> bool:
+    """Return whether a line of state.jsonl is that of a state."""
     # digests without a format, those before version 0.26, cannot be compared
     has_names = isinstance(line.get("parts"), dict) and {"digest", "format"} <= line.keys()
     return type(line.get("step")) is int and has_names
 
 
-def _is_file(line: dict[str, Any]) -> bool:
+def is_file(line: dict[str, Any]) -> bool:
+    """Return whether a line of state.jsonl is that of a file of weights."""
     return [type(line.get(key)) for key in ("file", "size", "sum")] == [str, int, str]
-
-
-def cut_reports(folder: str, step: int, repeats: bool) -> dict[str, float] | None:
-    """Delete from metrics.jsonl the reports after `step`, the evaluation at `step` (the checkpoint is older),
-    unfinished lines, and if it `repeats` also the report at `step`. Return the step and time of the last
-    report after `step`, or None. Raises OSError."""
-    path = os.path.join(folder, METRICS)
-    if not os.path.exists(path):
-        return None
-    kept = []
-    last = None
-    for text in read_file(path, _MOST).decode(errors="replace").split("\n"):
-        for line in parse_json_lines(text.encode()):  # none of an unfinished line
-            at = line.get("step")
-            is_kept = at == step and "loss" in line and not repeats
-            if is_kept or (type(at) is int and at < step):
-                kept.append(f"{text}\n")
-            elif type(at) is int and at > step and "time" in line:
-                last = {"step": at, "time": line["time"]}
-    # in one step: a kill must not leave a part of the earlier reports
-    write_atomic(path, "".join(kept))
-    return last
-
-
-def write_shards(folder: str, sums: Mapping[int, Sequence[int]]) -> None:
-    """Append the sums of the shards of some steps to shards.jsonl. Raises OSError."""
-    text = "".join(json.dumps(line) + "\n" for line in _format_shards(sums))
-    append_lines(os.path.join(folder, SHARDS), text)
-
-
-def read_shards(folder: str) -> dict[int, list[int]]:
-    """Return the sums of the shards by step, the last ones of each step. Raises BadInput."""
-    lines = read_lines(folder, SHARDS)
-    whole = [line for line in lines if type(line.get("step")) is int and isinstance(line.get("shards"), list)]
-    return dict(sorted({line["step"]: line["shards"] for line in whole}.items()))
-
-
-def cut_shards(folder: str, step: int) -> None:
-    """Delete the steps after `step`, which a resumed run computes again, and the lines that a kill has cut.
-    Raises OSError and BadInput."""
-    sums = read_shards(folder)
-    _cut(folder, SHARDS, _format_shards({number: sums[number] for number in sums if number <= step}))
-
-
-def _format_shards(sums: Mapping[int, Sequence[int]]) -> list[dict[str, Any]]:
-    return [{"step": step, "shards": list(shards)} for step, shards in sums.items()]

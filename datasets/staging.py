@@ -23,7 +23,7 @@ from bootfile.ground.errors import BadInput
 from bootfile.ground.files import explained, sync_folder
 from bootfile.ground.heartbeat import Heartbeat
 from common.distributed import barrier
-from common.ground.files import locked
+from common.ground.shared_folders import locked
 from common.object_store import sync
 from common.object_store.location import SCRATCH, check_keys, scratch_folder
 from common.object_store.store import Object, ObjectStore

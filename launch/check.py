@@ -21,8 +21,9 @@ from common.console.arguments import Parser, boolean
 from common.distributed import options
 from common.ground import endings
 from common.ground.files import ROOT
-from common.platform.platforms import STARTED_BY
-from common.platform.topology import Topology, resolve
+from common.platform.place import resolve
+from common.platform.signs import STARTED_BY
+from common.platform.topology import Topology
 from common.run.output import folder_of
 
 _FLOATS = 25_000_000  # float32 values of one all_reduce: 100 MB

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from typing import cast
 
-from bootfile.exact import files, former, program, recorded, restore
+from bootfile.exact import checked_files, files, former, other_start, recorded, restore
 from bootfile.exact.plugins import Parts
 from bootfile.exact.state import SavedState
 from bootfile.ground.errors import BadInput, in_one_line, print_line
@@ -20,7 +20,7 @@ def choose_state(parts: Parts, wanted: str) -> SavedState:
     # called for the newest checkpoint, and for older ones as long as one is refused
     def load(state: SavedState) -> None:
         restore.check_format(state)
-        is_other = parts.machines.compare_starts(state)
+        is_other = other_start.compare_machines(parts.machines, state)
         parts.state.is_other_machine = is_other
         parts.loader.receipt.expects_same = not is_other
         restore.load(parts.state, state, parts.most_steps)
@@ -37,7 +37,7 @@ def choose_state(parts: Parts, wanted: str) -> SavedState:
     change = parts.state.schedule.change
     if change:
         parts.say(f"the schedule of the checkpoint is another one: {change}")
-    if changes := program.describe_changes(state["code"], parts.state.code):
+    if changes := other_start.describe_changes(state["code"], parts.state.code):
         parts.say(f"warning: {changes} since the start before: the results may differ from here on")
     for note in parts.state.take_notes():
         parts.say(note)
@@ -72,7 +72,7 @@ def choose(
     """Return (path, state) of the newest whole checkpoint of this run.
     wanted: "auto" for the checkpoints in `folder`, or the path of a checkpoint or of a folder of checkpoints.
     load: called with the state of a file; it restores the state, or raises files.Refused, which is printed.
-    whole: as for files.load().
+    whole: as for checked_files.load().
     Raises BadInput if none can be used, or if there is none.
     """
     # the newest first: the first one that can be loaded is used
@@ -89,7 +89,7 @@ def choose(
     for path in paths:
         try:
             # each byte is read once: the checksum is computed while torch reads the file
-            read = functools.partial(files.read, path, whole)
+            read = functools.partial(checked_files.read, path, whole)
             state = cast(SavedState, read_again(read, path))  # load() checks it
             recorded.check(path, state)
             former.upgrade(state)

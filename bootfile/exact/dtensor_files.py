@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map_only
 
-from bootfile.exact import digest, dtensors
+from bootfile.exact import digest, distributed_states, dtensors
 from bootfile.ground.files import opener, sha256_file
 from bootfile.ground.results import dtensor_folder
 from bootfile.processes import ranks
@@ -59,7 +59,7 @@ def save(path: str, objects: dict[str, Any]) -> tuple[dict[str, Any], dict[str, 
             raise RuntimeError(f"{folder} differs: all processes must see the same --output_dir")
         facts |= facts_there
     # rank 0 writes these with the rest of the state, in the background
-    return dtensors.outline(objects, objects), facts
+    return distributed_states.outline(objects, objects), facts
 
 
 def _facts_of(folder: str, name: str) -> list[Any]:

@@ -101,7 +101,5 @@ def leave(parts: Parts, step: int) -> None:
     parts.events.leaving()
     if parts.lock:
         parts.lock.release()
-    from bootfile.processes import forked_signals  # most runs do not end here
-
-    forked_signals.end_daemons()
+    signals.end_daemons()
     errors.leave(code)

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from bootfile.exact.due import Due, ReportTimes, SaveTimes
+from bootfile.exact.due import Due, Interval, ReportTimes, SaveTimes
 from bootfile.exact.nonfinite import Diverged, Guard, Verdict
 from bootfile.exact.optimizer_steps import OptimizerSteps
 from bootfile.exact.plugins import Agreement, Events, Parts, Plugin, Processes, having
@@ -36,7 +36,6 @@ from bootfile.exact.saver import NotSaved, Saver
 from bootfile.exact.state import RunState
 from bootfile.ground import accelerator, errors
 from bootfile.ground.errors import BadInput
-from bootfile.ground.intervals import Interval
 from bootfile.processes import ranks, signals
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """Keep the bits of a run when it is started again: its threads, and the instruction sets that it has used."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -8,11 +8,8 @@ import torch
 from bootfile.ground.errors import BadInput
 from bootfile.machine import convolution, differences, facts, threads
 from bootfile.machine.differences import THREADS, in_words
-from bootfile.machine.instructions import OPTION, VARIABLES, level_in_use
+from bootfile.machine.levels import OPTION, level_in_use
 from bootfile.processes import ranks
-
-# These change from machine to machine in a fleet whose instructions are the same.
-_MAY_DIFFER = (THREADS, differences.CPU)
 
 
 def protect() -> None:
@@ -43,40 +40,8 @@ class Machines:
         self._is_on_cpu = device.type == "cpu"
         self.same_instructions = same_instructions and self._is_on_cpu
         self._wanted_threads = wanted_threads
-        self._say = say
+        self.say = say
         self.history: list[dict[str, Any]] = []
-
-    def compare_starts(self, state: Mapping[str, Any]) -> bool:
-        """Name what differs from the machine before, and return whether its instruction set does. Call it on
-        rank 0, before a checkpoint is compared with the run: generated data may differ by the same cause.
-        Raises BadInput if the instruction set has to be the same."""
-        saved = state["machines"]
-        step = state["step"]
-        if not saved:
-            return False
-        # the machine of the last start; earlier ones were compared at its restart
-        before = saved[-1]
-        now = facts.describe()
-        difference = differences.other_instructions(before, now)
-        if difference and self.same_instructions and not _is_new_level(before):
-            name, there, here = difference
-            raise BadInput(
-                f"this run computed with {in_words(name, there)} until step {step}, and this machine "
-                f"computes with {in_words(name, here)}: the bits would differ. Continue on the same kind "
-                f"of CPU, or accept it from here on: {OPTION} native (same_instructions=False in a loop of "
-                f"your own). {_REMEDY}"
-            )
-        # other facts only bring a warning: whether they change the bits of this run is not known
-        changes = [row for row in differences.find_differences(before, now) if row[0] not in _MAY_DIFFER]
-        if not changes:
-            return False
-        name, there, here = changes[0]
-        more = f" ({len(changes) - 1} more facts differ)" if len(changes) > 1 else ""
-        self._say(
-            f"warning: this run computed with {in_words(name, there)} until step {step}, and this machine "
-            f"computes with {in_words(name, here)}{more}: its bits may differ from here on"
-        )
-        return difference is not None
 
     def settle(self, step: int, saved: Sequence[dict[str, Any]], is_fixed: bool) -> None:
         """Compute with the threads of the run from here on, and add this machine to the history, on every
@@ -108,14 +73,14 @@ class Machines:
         number = self._wanted_threads or saved or usual
         if saved and not self._wanted_threads and usual != saved:
             source = place.source or "the cores of this node"
-            self._say(
+            self.say(
                 f"{in_words(THREADS, saved)} in each process, as this run began: {source} would give "
                 f"{usual}, and other bits (--threads {usual} changes it)"
             )
         threads.check_room(number)
         torch.set_num_threads(number)
 
-    def _compare_ranks(self, now: facts.Facts) -> None:
+    def _compare_ranks(self, now: differences.Facts) -> None:
         """Compare the machines of all ranks. Raises BadInput on every rank, or prints a warning."""
         machines = ranks.gather_objects(now)
         # each rank finds the same difference, so all of them raise or only warn
@@ -126,19 +91,9 @@ class Machines:
             name, first, there = difference
             line = f"rank 0 computes with {in_words(name, first)}, rank {rank} with {in_words(name, there)}"
             if self.same_instructions:
-                raise BadInput(f"{line}: the bits would depend on who computes what. {_REMEDY}")
-            self._say(f"warning: {line}: another order of the nodes gives other bits. {_REMEDY}")
+                raise BadInput(f"{line}: the bits would depend on who computes what. {REMEDY}")
+            self.say(f"warning: {line}: another order of the nodes gives other bits. {REMEDY}")
             return
 
 
-def _is_new_level(before: dict[str, Any]) -> bool:
-    """Return whether the user has chosen a level of instructions that the machine before did not use."""
-    level = level_in_use()
-    if level is None:
-        return False
-    variables = VARIABLES[level]
-    had_level = before.get("MKL") == variables["MKL_CBWR"]
-    return not had_level or str(before.get("ATen")).lower() != variables["ATEN_CPU_CAPABILITY"]
-
-
-_REMEDY = f"A run that moves between kinds of CPUs begins with {OPTION} avx2 or any (guides/exact.md)"
+REMEDY = f"A run that moves between kinds of CPUs begins with {OPTION} avx2 or any (guides/exact.md)"

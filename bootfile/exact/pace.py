@@ -23,7 +23,8 @@ from bootfile.exact.optimizer_steps import parameters_of
 from bootfile.exact.plugins import Parts, Plugin
 from bootfile.ground import accelerator
 from bootfile.processes import ranks
-from bootfile.processes.ranks import Node, find_nodes, show
+from bootfile.processes.host_names import Node, find_nodes
+from bootfile.processes.ranks import show
 
 # the parts of a step
 _OWN = ranks.OWN

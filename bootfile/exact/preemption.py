@@ -13,7 +13,7 @@ import threading
 
 from bootfile.exact.plugins import Parts, Plugin
 from bootfile.ground.errors import Once, in_one_line, print_line, printable
-from bootfile.processes import notices, ranks, signals
+from bootfile.processes import host_names, notices, ranks, signals
 
 
 class Preemption(Plugin):
@@ -32,7 +32,7 @@ class Preemption(Plugin):
     def begin(self, parts: Parts, step: int) -> None:
         self._is_over = threading.Event()  # the thread of an earlier run keeps its own
         # the ranks of a node would get the same answer: its first one asks
-        node = next(node for node in ranks.find_nodes() if ranks.rank() in node.ranks)
+        node = next(node for node in host_names.find_nodes() if ranks.rank() in node.ranks)
         if parts.writes and ranks.rank() == node.ranks[0]:
             arguments = node.name, self._is_over
             threading.Thread(target=self._follow, args=arguments, name="notices", daemon=True).start()

@@ -1,4 +1,4 @@
-"""What a checkpoint notes of its program, and the comparison with the program that continues it.
+"""What a checkpoint notes of its program. other_start.py compares it with the program that continues it.
 
 The names of what it keeps by position: an optimizer keeps its state by the place of each parameter in its
 groups, and some moving averages keep a list of tensors in the order of model.parameters(). A line that is
@@ -11,17 +11,14 @@ warning.
 
 import contextlib
 import hashlib
-import itertools
 import os
 import sys
 import sysconfig
-from collections.abc import Mapping
 from typing import Any, TypedDict
 
 import torch
 from torch.optim import Optimizer
 
-from bootfile.exact.files import Refused
 from bootfile.exact.optimizer_steps import keeps_own_state, list_members
 
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
@@ -54,35 +51,6 @@ def order_of(objects: dict[str, Any], generators: list[str]) -> Order:
         for place, optimizer in enumerate(find_held(value)):
             held[f"{owner}.{place}"] = _names_of_groups(optimizer, names)
     return Order(parameters=parameters, groups=groups, held=held, generators=list(generators))
-
-
-def check_order(saved: Order, present: Order) -> None:
-    """Raise Refused, with the first names that differ, if a checkpoint has another order than this run.
-    Groups and generators that only one of them has are not compared: the loop may add them later."""
-    # zip() ends with the shorter list
-    for old_name, name in zip(saved["generators"], present["generators"], strict=False):
-        if old_name != name:
-            raise Refused(
-                f"its generators were added in the order {', '.join(saved['generators'])}, this run's in the "
-                f"order {', '.join(present['generators'])}: each gets a seed by its place"
-            )
-    saved_groups = saved["groups"] | saved["held"]
-    for owner, groups in (present["groups"] | present["held"]).items():
-        if owner in saved_groups:
-            _compare(owner, saved_groups[owner], groups)
-    _compare("model", [saved["parameters"]], [present["parameters"]])
-
-
-def _compare(owner: str, saved: list[list[str]], present: list[list[str]]) -> None:
-    """Raise Refused if a group that both lists have has other names."""
-    for number, (old_names, names) in enumerate(zip(saved, present, strict=False)):
-        for old_name, name in itertools.zip_longest(old_names, names, fillvalue="nothing"):
-            if old_name != name:
-                raise Refused(
-                    f"its {owner} has {old_name or 'a tensor'} where this run has {name or 'a tensor'} "
-                    f"(group {number}), and keeps tensors by position: restore the order of that run, or "
-                    "start a new run from its weights"
-                )
 
 
 def find_held(value: Any) -> list[Optimizer]:
@@ -133,13 +101,3 @@ def digest_modules() -> dict[str, str]:
             with contextlib.suppress(OSError), open(path, "rb") as file:
                 digests[shown] = hashlib.blake2b(file.read(), digest_size=8).hexdigest()
     return digests
-
-
-def describe_changes(before: Mapping[str, str], now: Mapping[str, str]) -> str:
-    """Return in words which modules have another digest than before; "" if none has. A module that only one
-    of the starts has imported is not compared."""
-    changed = [name for name, digest in now.items() if before.get(name, digest) != digest]
-    shown = ", ".join(changed)
-    if len(changed) > 3:
-        shown = f"{', '.join(changed[:2])} and {len(changed) - 2} more modules"
-    return f"{shown} {'has' if len(changed) == 1 else 'have'} changed" if changed else ""

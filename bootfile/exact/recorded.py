@@ -13,24 +13,25 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from bootfile.exact import digest, files, kinds
+from bootfile.exact import checked_files, digest, files, kinds
 from bootfile.ground.errors import BadInput, print_line
 from bootfile.ground.results import CHECKPOINTS
-from bootfile.records import STATES, read_states, read_weights
+from bootfile.histories import read_states, read_weights
+from bootfile.records import STATES
 
 _Lines = Mapping[int, Mapping[str, Any]]  # step -> line of state.jsonl
 
 
 def verify(path: str) -> dict[str, Any]:
     """Read a checkpoint, compare it with the record of its run, and return its facts. Raises Refused."""
-    facts = files.facts_of(path)
-    check(path, files.read(path, whole=False))
+    facts = checked_files.facts_of(path)
+    check(path, checked_files.read(path, whole=False))
     return facts
 
 
 def check(path: str, state: Mapping[str, Any]) -> None:
     """Raise Refused if a state is not the one that the run in its folder has recorded at its step. state: of
-    files.read(path); with tensors in files of their own only the name of the run is compared."""
+    checked_files.read(path); with tensors in files of their own only the name of the run is compared."""
     lines = _read_record(path)
     step = state.get("step")
     if not lines or not isinstance(step, int):
@@ -63,7 +64,7 @@ def find_foreign(folder: str) -> str:
         if step > max(lines, default=0):  # another run has left it there, and this one did not continue it
             continue
         with contextlib.suppress(files.Refused):  # it is damaged: a restart names it
-            if reason := _find_other_run(path, files.facts_of(path).get("run"), step, lines):
+            if reason := _find_other_run(path, checked_files.facts_of(path).get("run"), step, lines):
                 return f"{path}: {reason}"
     return ""
 
@@ -103,9 +104,9 @@ def check_weights(path: str) -> None:
     """Raise Refused if a file of weights, such as best.pth, has a record in its folder, and another sum."""
     folder, name = os.path.split(os.path.abspath(path))
     for _ in range(2):  # a run that still trains records a file before it replaces it
-        present = files.sum_file(path)
+        present = checked_files.sum_file(path)
         known = _read_or_warn(read_weights, folder).get(name)
-        if not known or present in known or files.sum_file(path, is_former=True) in known:
+        if not known or present in known or checked_files.sum_file(path, is_former=True) in known:
             return
     raise files.Refused(
         f"{STATES} has another sum of its bytes: it was altered or replaced after the run wrote it. To use "

@@ -12,10 +12,11 @@ from typing import Any
 
 import torch
 
-from bootfile.exact import dtensors, replay
+from bootfile.exact import distributed_states, replay
 from bootfile.exact.files import Refused
 from bootfile.exact.optimizer_steps import parameters_of
-from bootfile.exact.program import check_order, order_of
+from bootfile.exact.other_start import check_order
+from bootfile.exact.program import order_of
 from bootfile.exact.state import COMPUTED, DATA, FORMAT, RunState, SavedState
 from bootfile.ground import accelerator
 from bootfile.ground.errors import BadInput
@@ -63,7 +64,7 @@ def broadcast(run: RunState, of_first: SavedState | None) -> SavedState:
         # the state of an optimizer is sharded like its parameters
         objects[name] = {"state": dict(enumerate(parameters_of(optimizer)))}
     # whole tensors stay on rank 0: each rank gets only its part of a sharded one
-    state: SavedState = dtensors.broadcast(of_first, {"objects": objects})
+    state: SavedState = distributed_states.broadcast(of_first, {"objects": objects})
     # the sharded tensors may be in files of their own: all ranks read their parts together
     if "shards" in state:
         from bootfile.exact import dtensor_files  # only a checkpoint in parts

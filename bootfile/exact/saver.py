@@ -12,7 +12,7 @@ from bootfile.exact import files
 from bootfile.exact.background import HostCopies, Writer, in_parallel, size_of
 from bootfile.ground import errors
 from bootfile.ground.errors import BadInput
-from bootfile.ground.files import check_mounted, explain_write, sweep
+from bootfile.ground.files import check_mounted, explain_write, state_of, sweep
 from bootfile.ground.heartbeat import watched
 from bootfile.processes import ranks
 from bootfile.records import STATES, cut_states, write_state
@@ -195,11 +195,14 @@ class Saver:
             step_on_disk = next((saved for saved in steps if saved <= step), 0)
         # save_checkpoint() does not write that of this step again
         self.submitted = self.durable = self._digested = step_on_disk
-        if self.keep_every is None:
-            self.keep_every = 0
-            with contextlib.suppress(files.Refused):  # a new run has no checkpoint
-                path = os.path.join(self.checkpoints, files.name_of(step_on_disk))
-                self.keep_every = int(files.facts_of(path).get("keep_every", 0))
+        path = os.path.join(self.checkpoints, files.name_of(step_on_disk))
+        if os.path.exists(path):  # a new run has none
+            from bootfile.exact import checked_files  # loaded here for each save, see _is_whole()
+
+            if self.keep_every is None:
+                with contextlib.suppress(files.Refused):
+                    self.keep_every = int(checked_files.facts_of(path).get("keep_every", 0))
+        self.keep_every = self.keep_every or 0
         with contextlib.suppress(OSError, BadInput):  # a digest that is missing is not an error of the run
             cut_states(self.folder, step)
 
@@ -304,8 +307,21 @@ class Saver:
         line.clear()  # the checkpoint is written: _take_back() has nothing to do any more
         self._refusals = 0
         # only now: the checkpoints before are needed until the new one is known to be whole
-        files.keep(path, self.keep, self._whole, every)
+        self._whole[path] = state_of(path)  # this process has just written it: it is not read again
+        files.keep(path, self.keep, self._is_whole, every)
         self.saved(state["step"])
+
+    def _is_whole(self, path: str) -> bool:
+        """Return whether a checkpoint is not damaged. Each file is read once, and none of this process."""
+        if self._whole.get(path) != state_of(path):
+            from bootfile.exact import checked_files  # it is of an earlier start
+
+            try:
+                checked_files.verify(path)
+            except files.Refused:
+                return False
+            self._whole[path] = state_of(path)
+        return True
 
     def _prepare(self, folder: str, state: dict[str, Any]) -> None:
         """Make the folder for a state, and delete what a killed write has left. Raises OSError without

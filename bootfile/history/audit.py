@@ -20,9 +20,9 @@ from bootfile.ground.errors import BadInput, print_line
 from bootfile.ground.exit_codes import DIFFERS, UNVERIFIED
 from bootfile.ground.numbers import counted
 from bootfile.ground.results import CHECKPOINTS
+from bootfile.histories import parent_of, read_states, read_weights
 from bootfile.history import compute
 from bootfile.history.parent import NOT_THE_SAME, Parent, describe_steps, read_starts_of_job
-from bootfile.records import parent_of, read_states, read_weights
 
 
 @dataclasses.dataclass

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from bootfile.exact import files
+from bootfile.exact import checked_files, files
 from bootfile.exact.forked import Differs
 from bootfile.ground.errors import BadInput
 from bootfile.ground.exit_codes import DIFFERS, explain_exit_code
@@ -71,7 +71,7 @@ def compute(parent: Parent, folder: str, script: str, processes: int, options: S
 
 def _is_whole(path: str) -> bool:
     try:
-        files.verify(path)
+        checked_files.verify(path)
     except files.Refused:
         return False
     return True

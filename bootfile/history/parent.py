@@ -9,14 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from bootfile.exact import files, program, recorded
+from bootfile.exact import checked_files, files, other_start, recorded
 from bootfile.ground.errors import BadInput, print_line
 from bootfile.ground.numbers import find_ranges, part_of
 from bootfile.ground.results import CHECKPOINTS
+from bootfile.histories import read_shards, read_states, start_of, world_size_of
 from bootfile.machine.differences import find_differences, in_words
 from bootfile.receipt.reading import read_records
 from bootfile.receipt.records import PARTS
-from bootfile.records import STARTS, read_shards, read_starts, read_states, start_of, world_size_of
+from bootfile.records import STARTS, read_starts
 
 # between a difference and its causes, in the error of a program that computes steps again
 NOT_THE_SAME = ". Not as in the run: "
@@ -159,7 +160,7 @@ class Parent:
         later = [path for path in paths if files.step_of(path) > self.state]
         for path in filter(None, [*later, self.path]):
             with contextlib.suppress(files.Refused):
-                if modules := files.read(path, whole=False).get("code"):
+                if modules := checked_files.read(path, whole=False).get("code"):
                     return dict(modules)
         return {}
 
@@ -172,7 +173,7 @@ class Parent:
         """
         changes = []
         modules = self.read_code()
-        if changed_code := program.describe_changes(modules, now["modules"]):
+        if changed_code := other_start.describe_changes(modules, now["modules"]):
             changes.append(changed_code)
         # (name, value in the run, value here); the commits are compared in place of unknown modules
         facts = [] if modules else [("commit", self.start.get("code"), now["code"])]

@@ -23,9 +23,9 @@ import numpy as np
 
 from bootfile.ground.errors import BadInput, print_line
 from bootfile.ground.numbers import counted
+from bootfile.histories import parent_of
 from bootfile.history.cli import make_parser, parse
 from bootfile.receipt.recorded_run import Run
-from bootfile.records import parent_of
 from bootfile.sampling.removal import REMOVED, name_samples, parse_ids, write_removed
 
 

@@ -13,7 +13,6 @@ from torch.utils._pytree import tree_flatten, tree_map_only
 
 from bootfile.ground import accelerator
 from bootfile.ground.errors import BadInput, Unavailable
-from bootfile.loaders.loop_attributes import LoopAttributes
 from bootfile.processes import ranks, waits
 from bootfile.receipt.receipt import Receipt, sums_of_ids
 from bootfile.sampling import generators
@@ -128,8 +127,12 @@ class Loader:
         self.removal: Any = None  # a Removal, whose samples no batch has
         # it takes all samples of the last batch, which was handed out with them: its result does not count
         self.is_removed = False
-        # what the loop changes in a data set of its own
-        self.loop_attributes = LoopAttributes(getattr(engine, "data_set", None))
+        self.loop_attributes: Any = None  # of a data set of the user
+        data_set = getattr(engine, "data_set", None)
+        if data_set is not None:
+            from bootfile.loaders.loop_attributes import LoopAttributes  # images of ours do not change
+
+            self.loop_attributes = LoopAttributes(data_set)
         self.shares_data = True  # all ranks read one data set
         self.has_stable_items = True  # an item is the same when it is read again
         self._ahead = 1 if device.type != "cpu" else 0  # on the CPU a batch ahead would only use memory
@@ -179,10 +182,12 @@ class Loader:
             if not sampler.remaining and (begin < step or self.leaves_out_ended):
                 continue
             self._seed(epoch, generators.EPOCH_START)
-            self.loop_attributes.enter_epoch()
+            if self.loop_attributes:
+                self.loop_attributes.enter_epoch()
             yield epoch
             self.has_left_epoch = True  # the code after its batches has run
-            self.loop_attributes.leave_epoch()
+            if self.loop_attributes:
+                self.loop_attributes.leave_epoch()
 
     @property
     def total_steps(self) -> int | Any:
@@ -322,8 +327,9 @@ class Loader:
                 "early or iterate it a second time; open another loader for that"
             )
         self.is_in_epoch = True
-        if is_leading:
-            self.loop_attributes.begin_epoch()
+        watches = self.loop_attributes if is_leading else None
+        if watches:
+            watches.begin_epoch()
         shards = itertools.cycle(range(self._shards))
         # if the caller leaves the epoch early, the engine ends its work here
         with contextlib.closing(self._copies()) as copies:
@@ -369,8 +375,8 @@ class Loader:
         if missing > 0:
             raise RuntimeError(f"the data of epoch {epoch} ended at step {step}, {missing} steps too early")
         self.is_in_epoch = False
-        if is_leading:
-            self.loop_attributes.end_epoch()
+        if watches:
+            watches.end_epoch()
         # what the loop draws before the next epoch, as in an evaluation, is the same after a restart
         self._seed(epoch, generators.EPOCH_END)
 

@@ -19,14 +19,14 @@ from bootfile.ground import accelerator
 from bootfile.ground.data_sets import check_map_style, class_names_of
 from bootfile.ground.errors import BadInput
 from bootfile.ground.files import read_again
+from bootfile.ground.mixing import mix, to_words
 from bootfile.loaders.data_fingerprint import (
     find_unstable,
     fingerprint,
-    hash_rows,
     hash_value,
-    list_of,
     warn_of_unstable,
 )
+from bootfile.loaders.data_lists import list_of
 from bootfile.loaders.loader import Index, Loader, pair_of, split
 from bootfile.loaders.reading import reading
 from bootfile.loaders.workers import WorkerEngine, Workers, check_connections, not_delivered
@@ -62,7 +62,8 @@ def map_style_loader(
     fetcher = Fetcher(dataset, collate_fn)
     if isinstance(workers, int):
         workers = Workers(workers, accelerator.has_streams(device))
-    further = list_of(dataset)  # before an item is read
+    # before an item is read; the tensors of a TensorDataset are in the fingerprint
+    further = {} if type(dataset) is TensorDataset else list_of(dataset)
     # before the workers of the training start: what it finds is part of the plan
     fetcher.look(workers)
     size = len(dataset)  # type: ignore[arg-type]
@@ -122,7 +123,7 @@ class Fetcher:
 
     def attributes(self) -> Any:
         """Return the plain attributes of the dataset and collate_fn, of which workers have a copy."""
-        from bootfile.loaders.loop_attributes import read_attributes  # a loop without workers has no copy
+        from bootfile.loaders.worker_copies import read_attributes  # a loop without workers has no copy
 
         return read_attributes(self.dataset, self.collate_fn)
 
@@ -321,3 +322,23 @@ def _describe(value: Any) -> str:
         rest = ["..."] if len(value) > 8 else []
         return f"({', '.join([*map(_describe, value[:8]), *rest])})"
     return type(value).__name__
+
+
+def hash_rows(values: Any) -> np.ndarray:
+    """Return an int64 for each row: the number of an integer label, or a hash of the bytes, for a tensor not
+    that of hash_value(). values: a tensor [n, ...] on any device, or a list."""
+    if isinstance(values, torch.Tensor) and values.dtype != torch.bfloat16 and len(values):
+        # one call for all rows: a loop over them would take longer than reading the batch
+        rows = values.detach().cpu().numpy()
+        if rows.ndim == 1 and rows.dtype.kind in "iub":
+            return rows.astype(np.int64)
+        return _hash_words(np.ascontiguousarray(rows).reshape(len(rows), -1).view(np.uint8))
+    return np.array([hash_value(value) for value in values], np.int64)
+
+
+def _hash_words(rows: np.ndarray) -> np.ndarray:
+    """Return a 63-bit hash of each row of uint8 [n, m]. Each word is mixed with its position (SplitMix64)."""
+    words = to_words(rows)
+    mixed = mix(words + np.arange(words.shape[1], dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15))
+    hashes: np.ndarray = (mixed.sum(axis=1) >> np.uint64(1)).astype(np.int64)
+    return hashes

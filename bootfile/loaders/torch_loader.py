@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from bootfile.exact.state import COMPUTED
 from bootfile.ground.errors import BadInput, print_line
@@ -19,7 +19,6 @@ from bootfile.loaders.data_fingerprint import (
     fingerprint,
     hash_value,
     is_data,
-    list_of,
     warn_of_unstable,
 )
 from bootfile.loaders.loader import Data, Engine, Index, Loader, pair_of
@@ -86,7 +85,11 @@ def torch_loader(
     # each rank has a DataLoader of its own, and counts its own steps: they are equally many
     steps = LoaderSteps(len(loader), seed, epochs, ranks.rank(), ranks.world_size())
     steps.choices = _name_choices(loader)
-    further = list_of(loader.dataset)  # before an item is read
+    further = {}
+    if type(loader.dataset) is not TensorDataset:
+        from bootfile.loaders.data_lists import list_of  # tensors are in the fingerprint
+
+        further = list_of(loader.dataset)  # before an item is read
     digest, batch, is_stable = find_fingerprint(loader)
     if batch:
         further["batch of collate_fn"] = batch

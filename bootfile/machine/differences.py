@@ -1,11 +1,13 @@
 """Compare what computed two runs, or two starts of a run. This module imports no torch."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from bootfile.ground.numbers import counted
 
-# names of facts (facts.py)
+Facts = dict[str, str | int]  # name -> value, of a machine (facts.py)
+NONE = "none"
+# names of facts
 THREADS = "threads"
 CPU = "CPU"
 OPERATORS = "operators"
@@ -36,27 +38,3 @@ def in_words(name: str, value: Any) -> str:
 def without_step(machine: Mapping[str, Any]) -> dict[str, Any]:
     """Return the facts of a machine without its first step."""
     return {name: value for name, value in machine.items() if name != "step"}
-
-
-def first_difference(
-    names: tuple[str, str], first: Sequence[Mapping[str, Any]], second: Sequence[Mapping[str, Any]]
-) -> str:
-    """Return the first difference between the machines of two runs, in words; "" if there is none.
-
-    names: of the runs. first, second: `machines` of their states, the facts of each machine that has computed
-    with its first step ("step"), the last one at the end (bootfile/exact/machines.py).
-    """
-    first_run, second_run = names
-    for first_machine, second_machine in zip(first, second, strict=False):
-        for name, here, there in find_differences(without_step(first_machine), without_step(second_machine)):
-            now, other = in_words(name, here), in_words(name, there)
-            return f"{first_run} computed with {now}, {second_run} with {other}"
-    # one run may have computed on more machines, one after the other
-    for run, longer, shorter in ((first_run, first, second), (second_run, second, first)):
-        for machine in longer[len(shorter) :]:
-            for name, before, now in find_differences(without_step(longer[0]), without_step(machine)):
-                return (
-                    f"{run} computed with {in_words(name, before)} first, and with {in_words(name, now)} "
-                    f"from step {machine.get('step')} on"
-                )
-    return ""

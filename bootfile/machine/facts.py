@@ -7,25 +7,20 @@ Names of instruction sets say what a library may use. The digest of some operato
 machines have other kernels for the same instruction set, as by the vendor of the CPU, their digests differ.
 """
 
-import contextlib
 import functools
 import hashlib
 import os
 import re
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import torch
 
 from bootfile.ground import accelerator
 from bootfile.machine import processor
-from bootfile.machine.differences import CPU, OPERATORS, THREADS
-
-Facts = dict[str, str | int]
+from bootfile.machine.differences import CPU, NONE, OPERATORS, THREADS, Facts
 
 _ONEDNN_LEVELS = ("SSE41", "AVX", "AVX2", "AVX512")
-_NONE = "none"
 _SEED = 7  # of the operators
 
 
@@ -55,7 +50,11 @@ def describe() -> Facts:
         "settings": _settings(),
     }
     module = accelerator.in_use()
-    return facts | _describe_accelerator(module) if module else facts
+    if module:
+        from bootfile.machine import gpu_facts  # a run on the CPU has none
+
+        facts |= gpu_facts.describe(module)
+    return facts
 
 
 def aten_instructions() -> str:
@@ -92,7 +91,7 @@ def _libraries() -> str:
     shown = torch.__config__.show()
     patterns = {"oneDNN": r"MKL-DNN v([\d.]+)", "MKL": r"Math Kernel Library Version ([\d.]+)"}
     matches = {name: re.search(pattern, shown) for name, pattern in patterns.items()}
-    return ", ".join(f"{name} {match[1]}" for name, match in matches.items() if match) or _NONE
+    return ", ".join(f"{name} {match[1]}" for name, match in matches.items() if match) or NONE
 
 
 def _openblas() -> str:
@@ -100,11 +99,11 @@ def _openblas() -> str:
     try:
         import threadpoolctl  # scikit-learn needs it, too
     except ImportError:
-        return _NONE
+        return NONE
     for library in threadpoolctl.threadpool_info():
         if library["internal_api"] == "openblas" and "numpy" in library["filepath"]:
             return f"{library['version']} {library.get('architecture', '')}".strip()
-    return _NONE
+    return NONE
 
 
 def _settings() -> str:
@@ -127,36 +126,6 @@ def _settings() -> str:
     if not torch.backends.mkldnn.enabled:
         words.append("without oneDNN")
     return " ".join(words) or "defaults"
-
-
-def _describe_accelerator(module: Any) -> Facts:
-    facts: Facts = {"GPU": accelerator.kind()}
-    with contextlib.suppress(RuntimeError, AttributeError):  # it has no name, or the driver does not answer
-        facts["GPU"] = module.get_device_name()
-    if accelerator.kind() != "cuda":
-        return facts
-    # each of these settings chooses another algorithm, and so other bits
-    cudnn = torch.backends.cudnn
-    is_on = {"benchmark": cudnn.benchmark, "deterministic": cudnn.deterministic}
-    is_on["TF32"] = _uses_tf32(cudnn, getattr(cudnn, "conv", None))
-    of_rnn = _uses_tf32(cudnn, getattr(cudnn, "rnn", None))
-    # named where it differs only: the facts of earlier versions have one setting for both
-    is_on[f"TF32 of RNN {of_rnn}"] = of_rnn != is_on["TF32"]
-    facts["CUDA"] = torch.version.cuda or _NONE
-    facts["cuDNN"] = " ".join([str(cudnn.version()), *(name for name, on in is_on.items() if on)])
-    matmul = torch.backends.cuda.matmul
-    facts["TF32 of matmul"] = str(_uses_tf32(matmul, matmul))
-    facts["cuBLAS workspace"] = os.environ.get("CUBLAS_WORKSPACE_CONFIG", "default")
-    return facts
-
-
-def _uses_tf32(legacy: Any, operator: Any) -> bool:
-    """Return whether operators use TF32. legacy: has allow_tf32, which torch refuses to read if the setting
-    was chosen by fp32_precision (torch 2.9), which `operator` has."""
-    try:
-        return bool(legacy.allow_tf32)
-    except RuntimeError:
-        return bool(operator.fp32_precision == "tf32")
 
 
 @functools.cache

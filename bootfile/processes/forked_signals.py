@@ -6,7 +6,6 @@ end, and waits for it. The process cannot see who has sent it: it asks whether i
 """
 
 import mmap
-import multiprocessing
 import os
 import signal
 import sys
@@ -24,7 +23,6 @@ _PARENT_IS_SLOW = 2.0  # seconds to write ASKED: its main thread may hold the lo
 _POLL = 0.02  # seconds
 _masks = threading.local()  # `before`: the signals that this thread had blocked before a fork
 _is_prepared = False  # a child of a child has the functions of its parent
-_shared: mmap.mmap | None = None  # the byte of this process, if it has forked one
 
 
 def prepare(
@@ -40,13 +38,12 @@ def prepare(
     ignore: called in a child; makes it ignore all signals of a job except SIGTERM.
     forget: called in a child; it then writes no numbers of signals to the pipe of this process.
     """
-    global _is_prepared, _shared
+    global _is_prepared
     # until the child has a handler: a SIGTERM in between would be lost, and the parent would wait for ever
     _masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     if _is_prepared:
         return
     _is_prepared = True
-    _shared = shared
 
     def begin_child() -> None:
         # once the loop watches, a platform's signal must not end a worker before its job has saved
@@ -60,16 +57,6 @@ def prepare(
     os.register_at_fork(after_in_parent=_restore_mask, after_in_child=begin_child)
     # multiprocessing calls it at the end of Python, before it sends SIGTERM to its children
     Finalize(None, shared.__setitem__, args=(0, ENDS), exitpriority=1)
-
-
-def end_daemons() -> None:
-    """Send SIGTERM to the daemonic processes that this one has started, as Python does at its end, but do not
-    wait for them. A training that ends by os._exit() calls it."""
-    if _shared is not None:
-        _shared[0] = ENDS
-    for child in multiprocessing.active_children():
-        if child.daemon:
-            child.terminate()
 
 
 def _restore_mask() -> None:

@@ -1,16 +1,12 @@
-"""The rank of a process, values that all ranks agree on, and the nodes of the ranks.
+"""The rank of a process, and values that all ranks agree on. host_names.py has the nodes of the ranks.
 
 All functions also work in a job of one process that has not initialised torch.distributed. Every rank calls
 those that communicate, at the same point: a rank that does not keeps the others waiting.
 """
 
-import collections
 import contextlib
-import io
-import os
-import socket
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, cast
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 import torch
 
@@ -82,6 +78,21 @@ def store() -> "Store | None":
     return torch.distributed.distributed_c10d._get_default_store() if world_size() > 1 else None
 
 
+def _load_messages() -> Any:
+    """Return the module that sends values: the first one of several ranks loads it, before the first step."""
+    from bootfile.processes import messages
+
+    return messages
+
+
+def _device() -> torch.device:
+    """Return the device whose tensors the backend sends: NCCL and the like send those of the GPU only."""
+    if uses_gloo():
+        return torch.device("cpu")
+    kind = accelerator.kind()
+    return torch.device(kind, accelerator.of(kind).current_device())
+
+
 def broadcast_object(value: T, source: int = 0, is_known: bool = False) -> T:
     """Return the value of one rank on every rank.
 
@@ -90,34 +101,8 @@ def broadcast_object(value: T, source: int = 0, is_known: bool = False) -> T:
     """
     if world_size() == 1:
         return value
-    is_source = rank() == source
-    data = _encode(value if is_source else None)
-    # the length first: the other ranks have to make room for the bytes
-    size = torch.tensor([len(data)], device=data.device)
-    torch.distributed.broadcast(size, source)
-    data = data if is_source else data.new_empty(int(size))
-    torch.distributed.broadcast(data, source)
-    return value if is_source or is_known else cast(T, _decode(data))
-
-
-def _encode(value: object) -> torch.Tensor:
-    """Return a value as bytes on the device of the backend. torch's own functions for objects use pickle."""
-    buffer = io.BytesIO()
-    torch.save(value, buffer)
-    # NCCL and the like send tensors of the GPU only
-    device = torch.device("cpu")
-    if not uses_gloo():
-        kind = accelerator.kind()
-        device = torch.device(kind, accelerator.of(kind).current_device())
-    return torch.frombuffer(bytearray(buffer.getbuffer()), dtype=torch.uint8).to(device)
-
-
-def _decode(data: torch.Tensor) -> Any:
-    """Return the value of _encode(), which another rank has sent. Raises BadInput."""
-    try:
-        return torch.load(io.BytesIO(data.cpu().numpy().tobytes()), "cpu", weights_only=True)
-    except Exception as error:  # it is not of this program
-        raise BadInput(f"a process sent a value that cannot be read ({type(error).__name__})") from error
+    sent = _load_messages().broadcast(value, source, _device())
+    return value if rank() == source or is_known else cast(T, sent())
 
 
 def call_on_first(function: Callable[[], T]) -> T:
@@ -147,15 +132,8 @@ def gather_objects(value: T) -> list[T]:
     """Return the values of all ranks on every rank. The types are those of broadcast_object()."""
     if world_size() == 1:
         return [value]
-    data = _encode(value)
-    sizes = [torch.tensor([0], device=data.device) for _ in range(world_size())]
-    torch.distributed.all_gather(sizes, torch.tensor([len(data)], device=data.device))
-    # all_gather takes equal sizes only: each value is padded to the longest
-    padded = data.new_zeros(max(map(int, sizes)))
-    padded[: len(data)] = data
-    parts = [torch.empty_like(padded) for _ in sizes]
-    torch.distributed.all_gather(parts, padded)
-    return [_decode(part[: int(size)]) for part, size in zip(parts, sizes, strict=True)]
+    gathered: list[T] = _load_messages().gather(value, _device())
+    return gathered
 
 
 def assert_equal_across_ranks(name: str, value: object) -> None:
@@ -206,34 +184,6 @@ def digest(tensor: torch.Tensor) -> torch.Tensor:
     # smaller shift would not notice one sign in 2^shift: the changes of the bits and of the factor cancel
     upper_half = bits >> 4 * tensor.element_size()
     return (bits * (upper_half * 2 + 1)).sum(dtype=torch.int64)
-
-
-class Node(NamedTuple):
-    """A node of the job. name: its host name, or its number if several have the same one."""
-
-    name: str
-    ranks: tuple[int, ...]
-
-
-def find_nodes() -> list[Node]:
-    """Return the nodes of the job, in the order of their first ranks, on every rank."""
-    local_rank = os.environ.get("LOCAL_RANK", "")
-    place = (socket.gethostname(), int(local_rank) if local_rank.isdecimal() else -1)
-    return group_nodes(gather_objects(place))
-
-
-def group_nodes(places: Sequence[tuple[str, int]]) -> list[Node]:
-    """Return the nodes. places: for each rank its host name and its local rank, -1 if that is not known."""
-    members: dict[tuple[str, int], list[int]] = {}
-    counts = collections.Counter[tuple[str, int]]()
-    for number, (host, local_rank) in enumerate(places):
-        # two ranks of one host name and one local rank are on two nodes that have the same name
-        node_of_host = counts[host, local_rank] if local_rank >= 0 else 0
-        counts[host, local_rank] += 1
-        members.setdefault((host, node_of_host), []).append(number)
-    of_host = collections.Counter(host for host, _ in members)
-    names = [host if of_host[host] == 1 else str(number) for number, (host, _) in enumerate(members)]
-    return [Node(name, tuple(of_node)) for name, of_node in zip(names, members.values(), strict=True)]
 
 
 def show(members: Iterable[int]) -> str:

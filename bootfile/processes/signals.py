@@ -9,6 +9,7 @@ So the C-level handler writes the signal's number to a pipe (signal.set_wakeup_f
 import contextlib
 import ctypes
 import mmap
+import multiprocessing
 import os
 import re
 import signal
@@ -204,6 +205,16 @@ def _start() -> None:
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     os.register_at_fork(before=_before_fork)
     threading.Thread(target=_listen, args=(_reader,), name="signals", daemon=True).start()
+
+
+def end_daemons() -> None:
+    """Send SIGTERM to the daemonic processes that this one has started, as Python does at its end, but do not
+    wait for them. A training that ends by os._exit() calls it: it must not load a module then."""
+    if _reader is not None:
+        _shared[0] = 2  # forked_signals.ENDS
+    for child in multiprocessing.active_children():
+        if child.daemon:
+            child.terminate()
 
 
 def _before_fork() -> None:

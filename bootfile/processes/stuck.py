@@ -17,8 +17,6 @@ import json
 import math
 import multiprocessing
 import os
-import re
-import secrets
 import select
 import subprocess
 import sys
@@ -30,7 +28,6 @@ from typing import Any
 
 import torch
 
-from bootfile.ground import errors
 from bootfile.ground.errors import print_line
 from bootfile.processes import ranks, stacks, waits
 from bootfile.processes.report import Clock, Pulse, Report
@@ -65,9 +62,7 @@ class Watch:
         self.at_loss: Callable[[], object] = lambda: None
         self.clock = Clock(step, after, _find_timeout())
         self.report = Report(os.path.join(folder, FOLDER), exits, self.name, self._show_threads)
-        self.calls: Any = None  # a RollCall, if there are several ranks
-        self.ends: Any = None  # their RankEnds
-        self._tells_ends = tells_ends
+        self.others: Any = None  # Others, if there are several ranks
         self._batches = waits.batches
         self._main = threading.get_ident()
         self._pulse = _make_pulse()
@@ -77,47 +72,21 @@ class Watch:
         self._poll.register(self._reader, select.POLLIN)
         self._thread = threading.Thread(target=self._run, name="stuck", daemon=True)
         self._speaker: subprocess.Popen[bytes] | None = None
-        self._nodes: list[Any] = []  # of several ranks, and what this one sees of the others of its node
-        self._local: dict[int, Any] = {}
         if ranks.world_size() > 1:
-            self._meet()
+            from bootfile.processes.others import Others  # a job of one process does not need them
 
-    def _meet(self) -> None:
-        """Exchange the process ids and the files of all ranks, and make what several ranks need."""
-        # a job of one process needs none of these
-        from bootfile.processes import board, ends, node, roll_call
-
-        machine = ""
-        with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
-            machine = file.read() + os.readlink("/proc/self/ns/pid")
-        rank = ranks.rank()
-        facts = ranks.gather_objects((machine, secrets.token_hex(8), self._pulse.files))
-        self._nodes = ranks.find_nodes()
-        near = [other for other, fact in enumerate(facts) if fact[0] == machine and other != rank]
-        self._local = {other: node.Seen(facts[other][2]) for other in near if machine}
-        store = ranks.store()
-        assert store is not None  # there are several ranks
-        self._board = board.Board(store, f"bootfile ranks {facts[0][1]}")
-        self.calls = roll_call.RollCall(
-            rank, len(facts), self._local, self._board, self.clock, self.report, self.find_place
-        )
-        processes = {other: seen.process for other, seen in self._local.items()}
-        [ranks_of_node] = [node.ranks for node in self._nodes if rank in node.ranks]
-
-        def name(other: int) -> str:
-            return f"{self.name([other])} (pid {facts[other][2]['pid']})"
-
-        self.ends = ends.RankEnds(rank, processes, ranks_of_node, self._board, name)
-        for process in processes.values():
-            if process.descriptor is not None:
-                self._poll.register(process.descriptor, select.POLLIN)
+            self.others = Others(self.clock, self.report, self._pulse.files, self.find_place, tells_ends)
+            for descriptor in self.others.descriptors:
+                self._poll.register(descriptor, select.POLLIN)
 
     def start(self) -> None:
         """Start the thread, and on the first rank of each node the process of node.py."""
         self._pulse.beat(self.clock)  # C code may hold the lock of Python before the thread writes a beat
-        if self.clock.after or self.calls:
+        if self.clock.after or self.others:
             self._thread.start()
-        files = {rank: seen.files for rank, seen in self._local.items()} | {ranks.rank(): self._pulse.files}
+        files = {ranks.rank(): self._pulse.files}  # of the ranks of this node
+        if self.others:
+            files |= {rank: seen.files for rank, seen in self.others.local.items()}
         if self.clock.after and sys.platform == "linux" and min(files) == ranks.rank():
             members = [[rank, self.name([rank]), files[rank]] for rank in sorted(files)]
             folder, exits = self.report.folder, self.report.exits
@@ -137,26 +106,18 @@ class Watch:
         if self._thread.ident:
             self._thread.join(_FAREWELL)
         self._pulse.end()
-        if self.calls:
-            if is_early:
-                self.ends.announce("by itself, before the others", is_early=True)
-            else:
-                self._board.write(f"left/{ranks.rank()}", "done")
-            self._board.close()
+        if self.others:
+            self.others.leave(is_early)
         if self._thread.is_alive():  # it still uses the files below
             return
-        for seen in self._local.values():
-            seen.process.close()
+        if self.others:
+            self.others.close()
         os.close(self._reader)
         os.close(self._writer)
 
     def name(self, members: list[int]) -> str:
-        """Return ranks in words: "rank 3 on node b", or "ranks 0-2, 4" if the job has only one node or they
-        are on several."""
-        if not self._nodes:
-            return "the process"
-        nodes = [node.name for node in self._nodes if set(members) <= set(node.ranks)]
-        return " on node ".join([ranks.show(members), *(nodes if len(self._nodes) > 1 else [])])
+        """Return ranks in words: "rank 3 on node b"."""
+        return self.others.name(members) if self.others else "the process"
 
     def _run(self) -> None:
         """Call look() until stop(): the thread "stuck"."""
@@ -189,10 +150,8 @@ class Watch:
             self._batches = waits.batches
             clock.at = max(clock.at, now)
         self.report.note_progress(clock)
-        if self.ends and self._tells_ends:
-            self.ends.look(now)
-        if self.calls:
-            self.calls.look(now)
+        if self.others:
+            self.others.look(now)
         elif clock.is_due(now):
             place, moves = self.find_place(now)
             if moves:
@@ -202,24 +161,6 @@ class Watch:
             self.report.show(clock, clock.idle(now), {0: place})
             clock.end_call(now)
             self.report.end_call()
-
-    def explain(self, error: BaseException) -> None:
-        """Tell the other ranks about an error that ends this one. If the error may come from the end of
-        another rank, wait for the reason of that and print it."""
-        from bootfile.processes.ends import has_lost_contact
-
-        if not has_lost_contact(error):
-            if isinstance(error, Exception):
-                self.ends.announce(f"with {errors.in_one_line(error)}")
-            return
-        self.ends.announce_loss()  # before the save: the others then know that this rank is alive
-        self.at_loss()  # at once: a launcher may end this process after some seconds
-        if self.report.line and re.search("time(d )?out", str(error), re.IGNORECASE):
-            print_line(self.report.line)
-        elif self._tells_ends:
-            number = self.calls.call()  # the threads of all ranks answer it
-            if not self.ends.explain() and number:
-                self.ends.tell_silent(self.calls.find_silent(number), self.name)
 
     def find_place(self, now: float) -> tuple[Place, bool]:
         """Return where the loop of this process is, and whether it moves or has a reason to take so long."""
@@ -297,15 +238,15 @@ def explain(error: BaseException) -> None:
         return
     if _watch.report.is_ending:
         time.sleep(2 * _FAREWELL)
-    if _watch.ends:
-        _watch.explain(error)
+    if _watch.others:
+        _watch.others.explain(error, _watch.at_loss)
     stop(is_early=isinstance(error, SystemExit))
 
 
 def has_lost_first() -> bool:
     """Return whether rank 0 has ended. A rank that has lost contact with another one calls it in its main
     thread before it ends. It waits for some seconds at most."""
-    return _watch is not None and _watch.ends is not None and _watch.ends.has_lost_first()
+    return _watch is not None and _watch.others is not None and _watch.others.ends.has_lost_first()
 
 
 def _find_timeout() -> float:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import IO, Any
 
 from bootfile.console.words import get_option
-from bootfile.exact import files
+from bootfile.exact import checked_files, files
 from bootfile.ground.errors import BadInput
 from bootfile.processes import sessions
 from bootfile.prove import cases, trial
@@ -256,8 +256,8 @@ class OwnJob(Job):
                 files.discard(path)
                 continue
             with contextlib.suppress(files.Refused):  # its write was interrupted
-                state = files.read(path)
-                facts = files.facts_of(path)
+                state = checked_files.read(path)
+                facts = checked_files.facts_of(path)
                 largest = change(state["objects"], case)
                 files.write(path, state, **facts)
                 # without its digest: the job would refuse it, and not show that wrong weights are noticed

@@ -30,6 +30,7 @@ from bootfile.console import outputs
 from bootfile.ground import accelerator, git
 from bootfile.ground.errors import BadInput, import_optional
 from bootfile.ground.files import explained, read_file, sha256_file
+from bootfile.histories import read_states
 from bootfile.machine import facts as machine
 from bootfile.machine import processor
 from bootfile.machine.cores import available_cores
@@ -39,7 +40,7 @@ from bootfile.prove.job import Job
 from bootfile.prove.verdict import Row
 from bootfile.receipt import records
 from bootfile.receipt.compare import PARTS, find_files
-from bootfile.records import read_starts, read_states
+from bootfile.records import read_starts
 
 if TYPE_CHECKING:
     import pydantic

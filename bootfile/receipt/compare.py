@@ -3,15 +3,17 @@
 import glob
 import os
 import re
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from bootfile.exact.kinds import find_kind
 from bootfile.ground.numbers import counted
 from bootfile.ground.results import CHECKPOINTS
-from bootfile.machine.differences import first_difference
+from bootfile.histories import read_states, world_size_of
+from bootfile.machine.differences import find_differences, in_words, without_step
 from bootfile.receipt.reading import find_receipt, read
 from bootfile.receipt.steps import compare
-from bootfile.records import METRICS, read_lines, read_starts, read_states, world_size_of
+from bootfile.records import METRICS, read_lines, read_starts
 
 # times, memory, ranks and lost processes, in which equal runs differ, and digests of the data and the state
 _NO_FIGURES = re.compile(
@@ -147,7 +149,12 @@ def _name_steps(steps: list[int]) -> str:
 def _describe(step: int, runs: tuple[str, str], lines: tuple[_State, _State]) -> str:
     """Return the name of the part that differs most, and by how much if both checkpoints still exist. lines:
     those of the step in state.jsonl of both runs."""
-    from bootfile.exact import digest, files, recorded  # they import torch, which records do not need
+    from bootfile.exact import (  # they import torch, which records do not need
+        checked_files,
+        digest,
+        files,
+        recorded,
+    )
 
     names = recorded.find_changed(*lines)
     if not names:
@@ -155,7 +162,7 @@ def _describe(step: int, runs: tuple[str, str], lines: tuple[_State, _State]) ->
     others = f", and {len(names) - 1} more" if len(names) > 1 else ""
     paths = [os.path.join(run, CHECKPOINTS, files.name_of(step)) for run in runs]
     try:
-        states = [dict(digest.leaves(files.read(path)["objects"])) for path in paths]
+        states = [dict(digest.leaves(checked_files.read(path)["objects"])) for path in paths]
     except files.Refused:  # most jobs keep the newest ones only
         return f"{names[0]}{others} (by how much: keep the checkpoints of both runs)"
     sizes = {name: _difference(states[0].get(name), states[1].get(name)) for name in names}
@@ -201,3 +208,27 @@ def find_files(folder: str, pattern: str) -> list[str]:
     """Return the paths, below the folder, of the files that match the pattern."""
     paths = glob.glob(os.path.join(glob.escape(folder), pattern), recursive=True)
     return sorted(os.path.relpath(path, folder) for path in paths if os.path.isfile(path))
+
+
+def first_difference(
+    names: tuple[str, str], first: Sequence[Mapping[str, Any]], second: Sequence[Mapping[str, Any]]
+) -> str:
+    """Return the first difference between the machines of two runs, in words; "" if there is none.
+
+    names: of the runs. first, second: `machines` of their states, the facts of each machine that has computed
+    with its first step ("step"), the last one at the end (bootfile/exact/machines.py).
+    """
+    first_run, second_run = names
+    for first_machine, second_machine in zip(first, second, strict=False):
+        for name, here, there in find_differences(without_step(first_machine), without_step(second_machine)):
+            now, other = in_words(name, here), in_words(name, there)
+            return f"{first_run} computed with {now}, {second_run} with {other}"
+    # one run may have computed on more machines, one after the other
+    for run, longer, shorter in ((first_run, first, second), (second_run, second, first)):
+        for machine in longer[len(shorter) :]:
+            for name, before, now in find_differences(without_step(longer[0]), without_step(machine)):
+                return (
+                    f"{run} computed with {in_words(name, before)} first, and with {in_words(name, now)} "
+                    f"from step {machine.get('step')} on"
+                )
+    return ""

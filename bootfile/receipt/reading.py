@@ -7,9 +7,10 @@ import numpy as np
 
 from bootfile.ground.errors import BadInput
 from bootfile.ground.files import explained, read_file
+from bootfile.histories import describe_parent, parent_of
 from bootfile.receipt.records import FILE, LOOP_FILE, MOST, RECORD, SAMPLES_FILE, parse_records
 from bootfile.receipt.steps import History, Start, Steps
-from bootfile.records import describe_parent, parent_of, read_starts
+from bootfile.records import read_starts
 
 LOOP = LOOP_FILE.format(0)  # the receipt of a plain loop has this file
 

@@ -9,10 +9,11 @@ import numpy as np
 
 from bootfile.ground.errors import BadInput
 from bootfile.ground.numbers import part_of
+from bootfile.histories import start_of
 from bootfile.receipt.reading import read_records
 from bootfile.receipt.receipt import batch_sums
 from bootfile.receipt.records import PARTS
-from bootfile.records import STARTS, read_starts, start_of
+from bootfile.records import STARTS, read_starts
 from bootfile.sampling.removal import read_removed
 from bootfile.sampling.sampler import BatchSampler, WholeBatchSampler
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from bootfile.exact import digest, files
+from bootfile.exact import checked_files, digest, files
 from bootfile.exact.kinds import COUNTER, OTHER, RANDOM, find_kind
 from bootfile.ground.errors import BadInput
 
@@ -67,7 +67,7 @@ def load(path: str) -> dict[str, Any]:
     """
     # prove calls it for the files of a script that it has run: they may still be damaged by a kill
     with _numpy_is_allowed():
-        return files.load(path)
+        return checked_files.load(path)
 
 
 def read_parts(path: str) -> dict[str, Part]:

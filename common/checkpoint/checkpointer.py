@@ -17,15 +17,14 @@ import torch
 
 from bootfile.console.words import mask_words
 from bootfile.exact.due import Due
-from bootfile.exact.files import Refused, write_weights
+from bootfile.exact.files import write_weights
 from bootfile.exact.loop import Exact, Job
 from bootfile.exact.plugins import Events, Plugin, Processes, stopped_line
 from bootfile.exact.saver import NotSaved
 from bootfile.exact.usual import usual
 from bootfile.ground.errors import BadInput
-from bootfile.machine import instructions
-from bootfile.processes import ranks, signals, stuck
-from bootfile.records import read_states
+from bootfile.machine import levels
+from bootfile.processes import ranks, stuck
 from common.checkpoint import resume
 from common.checkpoint.options import TrainingParser as TrainingParser  # jobs import both
 from common.checkpoint.scores import BEST, Scores, plain_names
@@ -91,7 +90,7 @@ class Checkpointer(Exact, Events):
                 say=self.log.info,
                 writes=self._writes,
                 # with "native" the checkpoint may be of another instruction set; else Exact decides
-                same_instructions=False if given.get("cpu_level") == instructions.NATIVE else None,
+                same_instructions=False if given.get("cpu_level") == levels.NATIVE else None,
                 events=self,
                 processes=processes,
                 # the clock is read before the last N steps, and after them: the first steps are slower
@@ -158,7 +157,9 @@ class Checkpointer(Exact, Events):
         and the result is the last step, so the job does not train.
         """
         if self.args.evaluate:  # the batch size, the seed and the training data may differ
-            return self._resume_to_evaluate()
+            from common.checkpoint import given_weights
+
+            return given_weights.resume_to_evaluate(self, self._wanted)
         step = self.restore()
         if self.processes.has_restored:
             self._wanted = "auto"  # a process that comes did not open the output folder
@@ -173,7 +174,9 @@ class Checkpointer(Exact, Events):
             began = self.scores.initial_weights or "random weights"
             self.log.info(f"--weights {given} is not used: the resumed run began with {began}")
         elif given:
-            self._load_weights(given)
+            from common.checkpoint import given_weights
+
+            given_weights.load(self, given)
         self._compare_validation_sets()
         if step:
             at_url = self._mirror.results() if self._mirror else []
@@ -355,31 +358,6 @@ class Checkpointer(Exact, Events):
             stuck.explain(error)  # at once: the other ranks wait for the reason
             self.give_up(error)
 
-    def _resume_to_evaluate(self) -> int:
-        """Load only weights, for --evaluate, and return the last step. Raises BadInput."""
-        path = self.args.weights
-        if not path:
-            from bootfile.exact import recorded
-            from bootfile.exact.choose import newest
-            from bootfile.ground.again import refusal
-
-            path = newest(self._wanted)
-
-            def compare_with_record() -> None:
-                """Raise BadInput if the file is a checkpoint, and not the state that its run has recorded."""
-                try:
-                    if os.path.exists(f"{path}.json"):
-                        recorded.verify(path)
-                except Refused as reason:
-                    raise refusal(f"--resume {path}: {reason}", reason) from None
-
-            ranks.call_on_first(compare_with_record)
-        self._load_weights(path, complete=True)
-        # Exact.begin() is not called: nothing is trained, and a signal only ends the evaluation.
-        signals.watch(self.args.grace, ranks.store())
-        self.log.start(self.loader, self.total_steps or 0, self.total_steps)
-        return self.total_steps or 0
-
     def _compare_validation_sets(self) -> None:
         """Forget the scores of the checkpoint if they are those of another validation set, with a warning:
         a score of other samples would decide about best.pth. Called on every rank."""
@@ -394,23 +372,11 @@ class Checkpointer(Exact, Events):
                 "need the one before"
             )
 
-    def _load_weights(self, path: str, complete: bool = False) -> None:
-        """Load a file of weights into the model, on every rank. complete: see weights.load()."""
-        from common.checkpoint import weights  # only a run with --weights or --evaluate needs it
-
-        given = vars(self.args)
-        arch = given.get("arch")
-        self.log.info(weights.load(path, self.model, complete, arch, given.get("partial_weights", False)))
-        average: Any = self.state.objects.get("ema")  # it begins at, or consists of, these weights
-        if average is not None:
-            average.module.load_state_dict(self.model.state_dict())
-        line = weights.compare_class_names(path, getattr(self.loader.plan.index, "class_names", ()))
-        if line and not weights.is_published(arch, path):
-            self.log.info(line)
-
     def _is_of_this_run(self, start: dict) -> bool:
         """Return whether a start without a checkpoint belongs to this run, and was killed before its first
         save. Weights of an epoch after that save are those of a run whose checkpoints were deleted."""
+        from bootfile.histories import read_states  # a first start has no start before it
+
         folder = self.output.folder
         lines = read_states(folder)
         saves = [step for step, line in lines.items() if line.get("saved")]

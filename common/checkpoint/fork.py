@@ -28,11 +28,12 @@ from bootfile.ground import git
 from bootfile.ground.errors import BadInput
 from bootfile.ground.numbers import counted
 from bootfile.ground.results import checkpoints
+from bootfile.histories import start_of
 from bootfile.history import compute
 from bootfile.history.parent import NOT_THE_SAME, Parent, describe_steps, parse_steps, read_starts_of_job
 from bootfile.machine.differences import THREADS
 from bootfile.processes import ranks
-from bootfile.records import read_starts, start_of
+from bootfile.records import read_starts
 from bootfile.sampling.removal import REMOVED, describe_removed
 from common.checkpoint.scores import Scores
 from common.console import arguments

@@ -22,6 +22,7 @@ import shutil
 import threading
 import time
 
+from bootfile.exact import checked_files
 from bootfile.exact import files as checkpoint
 from bootfile.exact.saver import NotSaved, describe
 from bootfile.ground.errors import BadInput, print_line
@@ -306,9 +307,9 @@ class Mirror:
         path = os.path.join(self.folder, name)
         with contextlib.suppress(checkpoint.Refused, OSError):
             if name in self._files and self._sent.get(name) == state_of(path):
-                facts = checkpoint.facts_of(path)  # verified before it was sent
+                facts = checked_files.facts_of(path)  # verified before it was sent
             else:
-                facts = checkpoint.verify(path)
+                facts = checked_files.verify(path)
             shards = [os.path.join(dtensor_folder(name), shard) for shard in facts.get("shards", ())]
             return [*shards, name, checksum]
         return []

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from bootfile.console.parser import plain
+from bootfile.exact.due import Interval
 from bootfile.ground.errors import BadInput
-from bootfile.ground.intervals import Interval
-from bootfile.machine import instructions
+from bootfile.machine import levels
 from common.console.arguments import (
     FLAG,
     IDENTITY,
@@ -24,7 +24,7 @@ from common.console.arguments import (
     positive_int,
 )
 from common.distributed import devices
-from common.platform.platforms import default_grace
+from common.platform.place import default_grace
 from common.run import output
 from common.run.run import JobParser
 
@@ -125,9 +125,9 @@ def _split_weights(args: argparse.Namespace) -> dict[str, Any]:
 
 def _check_level(args: argparse.Namespace) -> dict[str, str]:
     """Compute with the instruction set of --cpu_level from here on. Raises BadInput if torch does not."""
-    if args.cpu_level in (None, instructions.NATIVE):
+    if args.cpu_level in (None, levels.NATIVE):
         return {}
-    from bootfile.machine import vector_math  # only a run with a level needs it
+    from bootfile.machine import instructions, vector_math  # only a run with a level needs them
 
     # torch has read the variables of the level when it was imported: here it is too late to set them
     instructions.check(args.cpu_level)
@@ -157,7 +157,7 @@ def _add_run_arguments(parser: JobParser) -> None:
     add("--max_steps", role="", type=positive_int, help="end after N steps (default: no limit)")
     help = "threads of an operator on the CPU, in each process (default: the run's, first cores / processes)"
     add("--threads", type=_threads, metavar="N", help=help)
-    add(instructions.OPTION, choices=instructions.LEVELS, help=instructions.HELP)
+    add(levels.OPTION, choices=levels.LEVELS, help=levels.HELP)
 
 
 def _add_arguments(parser: JobParser) -> None:

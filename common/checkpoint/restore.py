@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Collection, Iterable
 
+from bootfile.exact import checked_files
 from bootfile.exact import files as checkpoint
 from bootfile.ground.errors import BadInput, printable
 from bootfile.ground.heartbeat import Heartbeat
@@ -101,7 +102,7 @@ def _newest(folder: str) -> dict:
     """Return the facts of the newest whole checkpoint in a folder of this node; {} without one."""
     for path in checkpoint.list_newest_first(folder):
         with contextlib.suppress(checkpoint.Refused):
-            return checkpoint.verify(path)
+            return checked_files.verify(path)
     return {}
 
 
@@ -109,7 +110,7 @@ def _read_facts(store: ObjectStore, step: int, files: dict[str, File]) -> dict:
     """Return the facts of a checkpoint at the URL. Raises Refused if they are not those of a listed file."""
     name, checksum = names_of(step)
     content = store.read(checksum)
-    facts = checkpoint.parse_facts(content, os.path.basename(checksum))
+    facts = checked_files.parse_facts(content, os.path.basename(checksum))
     listed = files.get(name)
     is_same_file = listed and facts.get("step") == step and listed.size == facts["size"]
     is_listed = files.get(checksum) == File(len(content), hashlib.sha256(content).hexdigest())

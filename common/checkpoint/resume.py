@@ -12,7 +12,7 @@ from bootfile.processes import ranks
 from bootfile.records import read_starts
 from common.console import arguments
 from common.ground.files import check_rename
-from common.platform import platforms
+from common.platform import place
 from common.run import environment
 from common.run.output import Output, list_results
 
@@ -55,7 +55,7 @@ def take_output(
     output.hold()
     # before the training: a file system that cannot replace a file shows it at the first save, hours later
     check_rename(output.folder)
-    count = platforms.count_restarts(os.environ)
+    count = place.count_restarts(os.environ)
     if count and not output.url and not list_results(output.folder) and not read_starts(output.folder):
         mount = describe_mount(output.folder)
         on = f" (this folder is on {mount})" if mount else ""

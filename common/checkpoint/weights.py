@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from bootfile.exact import dtensors, recorded
+from bootfile.exact import checked_files, distributed_states, recorded
 from bootfile.exact import files as checkpoint
 from bootfile.exact.foreign_files import CONVERT
 from bootfile.ground.again import is_temporary, refusal
@@ -169,11 +169,11 @@ def _read_content(path: str) -> Any:
         allow: Any = getattr(torch.serialization, "safe_globals", contextlib.nullcontext)
         with warnings.catch_warnings(), allow([argparse.Namespace]):
             warnings.simplefilter("ignore")  # torch warns about kinds of tensors that are refused below
-            content = checkpoint.load(path, _MOST)
+            content = checked_files.load(path, _MOST)
         # a checkpoint of a run has a checksum in its .json; a file of another program has only the CRC of the
         # parts of its zip, which torch.load does not check
         if os.path.exists(f"{path}.json"):
-            checkpoint.verify(path)
+            checked_files.verify(path)
             return content
         # a damaged file can make zipfile raise any exception
         with explained("it is damaged", Exception, kind=checkpoint.Refused), zipfile.ZipFile(path) as archive:
@@ -305,7 +305,7 @@ def fill(
         if not is_valid.all():
             raise BadInput(f"weights {path}: {name} holds NaN or infinity")
     if not any(tensor.is_meta for tensor in ours.values()):
-        model.load_state_dict(dtensors.distribute(loadable, ours), strict=False)
+        model.load_state_dict(distributed_states.distribute(loadable, ours), strict=False)
     return f"{line}; the rest keeps its initial values" if different or missing else line
 
 

@@ -20,8 +20,8 @@ from bootfile.console.parser import non_negative_float as non_negative_float
 from bootfile.console.parser import non_negative_int as non_negative_int
 from bootfile.console.parser import positive_float as positive_float
 from bootfile.console.parser import positive_int as positive_int
+from bootfile.exact.due import Interval
 from bootfile.ground.errors import BadInput
-from bootfile.ground.intervals import Interval
 from bootfile.ground.secrets import hide, is_secret, mask
 from common.ground.files import is_url
 

@@ -22,7 +22,7 @@ from bootfile.ground.errors import BadInput
 from bootfile.ground.heartbeat import Heartbeat
 from bootfile.processes import ranks, texts
 from common.ground.endings import NO_RENDEZVOUS, NoRendezvous
-from common.platform.platforms import has_local_rank_0
+from common.platform.place import has_local_rank_0
 
 # seconds
 _POLL = 0.1  # between two looks of a rank that writes ticks

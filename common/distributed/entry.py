@@ -19,7 +19,7 @@ from typing import Any
 
 from bootfile.ground.errors import BAD_INPUT, INTERRUPTED, BadInput, leave, write_error
 from bootfile.ground.secrets import mask
-from bootfile.machine import instructions
+from bootfile.machine import levels
 from bootfile.processes import signals
 from common.ground import endings
 from common.ground.endings import format_traceback, say_error, say_traceback
@@ -163,7 +163,7 @@ if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not in a sh
 if importlib.util.find_spec("torch_npu"):
     os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")  # accelerator.py names its errors
 
-instructions.apply(sys.argv[1:], os.environ)  # torch reads the variables when it is imported
+levels.apply(sys.argv[1:], os.environ)  # torch reads the variables when it is imported
 
 # Threads of OpenMP wait for each other at the end of every operation. By default libgomp (in PyTorch's wheels
 # for Linux) first spins for milliseconds. If other processes use the cores, a spinning thread can block the

@@ -19,7 +19,7 @@ from bootfile.machine.cores import available_cores
 from bootfile.processes import signals
 from bootfile.processes.ends import MemoryKills, describe
 from common.ground import endings
-from common.platform.platforms import STARTED_BY
+from common.platform.signs import STARTED_BY
 from common.platform.topology import Topology
 
 AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"  # "True" in the children if their parent holds the store

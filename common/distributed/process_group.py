@@ -11,10 +11,10 @@ import torch
 
 from bootfile.ground import accelerator, errors
 from bootfile.ground.numbers import count_in
-from common.distributed import devices, launcher, rendezvous
+from common.distributed import accelerators, devices, launcher, rendezvous
 from common.distributed.options import add_arguments  # noqa: F401  # jobs name it here
 from common.ground import endings
-from common.platform import network, platforms
+from common.platform import network, place
 from common.platform.topology import Topology
 
 
@@ -55,7 +55,7 @@ def meet(args: argparse.Namespace, topology: Topology) -> dict[str, Any]:
             endings.at_end("device", leaving.end_alone)
     if may_share:
         # how many GPUs the job really has is known only when all ranks have named theirs
-        all_gpus = rendezvous.count_different(store, topology, devices.identify_gpu(), args.timeout)
+        all_gpus = rendezvous.count_different(store, topology, accelerators.identify_gpu(), args.timeout)
         backend = gpu_backend if all_gpus == topology.world_size else "gloo"
         kind = accelerator.kind()
         if backend == "gloo" and kind != "cuda":
@@ -102,5 +102,5 @@ def choose_interface(topology: Topology, backend: str) -> None:
             name, _ = network.interface_to(network.OUTSIDE, 1)
         if name:
             os.environ[variable] = name if uses_gloo else f"={name}"  # NCCL: without "=" it is a prefix
-            if not uses_gloo and platforms.has_local_rank_0():
+            if not uses_gloo and place.has_local_rank_0():
                 errors.print_line(f"{variable}=={name}: also for gradients, without InfiniBand")

@@ -30,7 +30,7 @@ from common.distributed import barrier
 from common.distributed.launcher import AGENT_STORE, store_options
 from common.ground.endings import NO_RENDEZVOUS, NoRendezvous, say_error
 from common.platform import network
-from common.platform.platforms import has_local_rank_0
+from common.platform.place import has_local_rank_0
 from common.platform.topology import Topology
 
 _PREFIX = "bootfile/{}"  # before the keys of one start

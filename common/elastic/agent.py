@@ -41,7 +41,7 @@ from common.elastic import crash, members
 from common.elastic.members import Plan, announce, announce_failure, read
 from common.elastic.roll import HEARTBEAT, SILENCE, Roll
 from common.ground import endings
-from common.platform.platforms import HELD, MEMBER, STARTED_BY
+from common.platform.signs import HELD, MEMBER, STARTED_BY
 from common.platform.topology import Topology
 
 OPTION: dict[str, Any] = {

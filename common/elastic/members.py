@@ -30,7 +30,7 @@ from bootfile.processes import ranks, signals
 from common.distributed import barrier
 from common.ground import endings
 from common.ground.endings import Changed
-from common.platform.platforms import MEMBER, STARTED_BY
+from common.platform.signs import MEMBER, STARTED_BY
 
 _TIMEOUT = datetime.timedelta(seconds=300)
 _FAREWELL = 1.0  # seconds in which a process without a parent reports its end

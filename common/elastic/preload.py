@@ -9,7 +9,7 @@ import sys
 import threading
 
 from bootfile.processes import signals
-from common.platform.platforms import STARTED_BY
+from common.platform.signs import STARTED_BY
 
 # The fork server of multiprocessing ends with the agent, and not by a signal to all processes of the job: its
 # forks end with it, and they have to save.

@@ -17,7 +17,7 @@ from bootfile.exact.buckets import backward_without_trace
 from bootfile.ground.errors import print_line
 from bootfile.processes import ranks
 from common.distributed import barrier
-from common.platform.platforms import has_local_rank_0
+from common.platform.place import has_local_rank_0
 
 _PASSES = 3  # the second pass records CUDA graphs, the third replays them
 

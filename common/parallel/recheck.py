@@ -27,8 +27,9 @@ from bootfile.ground import accelerator, exit_codes
 from bootfile.ground.errors import BadInput
 from bootfile.ground.files import explain_write
 from bootfile.ground.mixing import mix
+from bootfile.histories import cut_shards, write_shards
 from bootfile.processes import ranks
-from bootfile.records import SHARDS, cut_shards, write_shards
+from bootfile.records import SHARDS
 from common.parallel.repeated_calls import Recorder
 
 _BITS = 48  # of a sum: float64 holds it, and adding zeros does not round it

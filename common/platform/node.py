@@ -34,7 +34,8 @@ from bootfile.ground.errors import BadInput, print_line
 from bootfile.ground.numbers import count_in, counted
 from bootfile.machine import control_groups
 from common.platform import network
-from common.platform.topology import Topology, is_distributed, promised_gpus
+from common.platform.place import promised_gpus
+from common.platform.topology import Topology, is_distributed
 
 _SHM = 1e9  # bytes that platforms guarantee; DataLoader workers pass their batches through /dev/shm
 _NO_ROOM = 0.3e9  # bytes: two checkpoints of 134 MB, because the old one is kept while the new one is written

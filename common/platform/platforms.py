@@ -20,14 +20,9 @@ from pathlib import Path
 from bootfile.ground.errors import BadInput
 from bootfile.ground.files import explained
 from bootfile.ground.numbers import count_in, parse_number
+from common.platform.signs import LAUNCHERS, RANK, SAGEMAKER_CONFIG, SIZES
 from common.platform.table import MPI, PLAIN, PROFILES, STARTS, Platform
 
-MEMBER = "BOOTFILE_MEMBER"  # the name of a process that an agent has started (common/elastic/agent.py)
-HELD = "BOOTFILE_OUTPUT_HELD"  # set by a process that holds the output folder for those that it starts
-STARTED_BY = "BOOTFILE_STARTED_BY"  # process id of the parent; set by a job that starts its own processes
-
-# SageMaker writes resourceconfig.json into this folder of each container.
-_SAGEMAKER_CONFIG = "/opt/ml/input/config"
 # torch's default, used if the platform gives a host but no port, and MASTER_PORT is not set.
 _PORT = 29500
 _STEPS = 61  # between the ports of two steps of a Slurm job: the ids of jobs that share a node are closer
@@ -101,16 +96,11 @@ def default_grace(env: Mapping[str, str]) -> float:
     return PROFILES.get(claim.source if claim else "", PLAIN).grace
 
 
-def is_first_on_node() -> bool:
-    """Return whether this is the first process of its node that the platform started."""
-    return has_local_rank_0() and STARTED_BY not in os.environ
-
-
-def has_local_rank_0() -> bool:
-    """Return whether this process prints for its node."""
+def has_local_rank_0(env: Mapping[str, str]) -> bool:
+    """Return whether a process with these variables prints for its node."""
     of_mpi = [names.split()[2] for names in MPI.values()]
-    name = _first(os.environ, "LOCAL_RANK", *of_mpi, "SLURM_LOCALID", "ASCEND_DEVICE_ID")
-    return not name or os.environ[name] == "0"
+    name = _first(env, "LOCAL_RANK", *of_mpi, "SLURM_LOCALID", "ASCEND_DEVICE_ID")
+    return not name or env[name] == "0"
 
 
 def count_restarts(env: Mapping[str, str]) -> int:
@@ -121,6 +111,16 @@ def count_restarts(env: Mapping[str, str]) -> int:
 def describe_starts(env: Mapping[str, str]) -> str:
     """Return the counters of starts that the platform has set, as NAME=VALUE; "" without one."""
     return " ".join(f"{name}={env[name]}" for name in STARTS if name in env)
+
+
+def promised_gpus(env: Mapping[str, str]) -> int | None:
+    """Return the number of GPUs of this node in the platform's variables; None if it is not set or 0, which
+    some platforms set on a node without GPUs. PET_NPROC_PER_NODE does not count: without GPUs, Kubeflow sets
+    it to the number of CPUs. NPROC_PER_NODE counts only on its platforms: scripts of users have this name,
+    too."""
+    profiles = [profile for profile in PROFILES.values() if not profile.marks or profile.is_marked(env)]
+    names = [name for profile in profiles for name in profile.names("{gpus}", "{devices}")]
+    return next(filter(None, (count_in(env, name) for name in names)), None)
 
 
 def whole(env: Mapping[str, str], name: str, default: int | None = None) -> int:
@@ -194,7 +194,7 @@ def _sagemaker(env: Mapping[str, str]) -> Claim | None:
     """Return the claim of SageMaker. A node's rank is the index of its name in a list, which is the same on
     every node. The start scripts of the SDKs set variables from a file of the service; an image without them
     has the file only."""
-    file = Path(env.get("SM_INPUT_CONFIG_DIR", _SAGEMAKER_CONFIG), "resourceconfig.json")
+    file = Path(env.get("SM_INPUT_CONFIG_DIR", SAGEMAKER_CONFIG), "resourceconfig.json")
     if "SM_HOSTS" in env:
         said = f"SM_HOSTS={env['SM_HOSTS']} SM_CURRENT_HOST={env.get('SM_CURRENT_HOST')}"
     elif os.path.isfile(file):  # False, too, if a folder above cannot be searched
@@ -393,20 +393,7 @@ def _first(env: Mapping[str, str], *names: str) -> str | None:
     return next((name for name in names if name in env), None)
 
 
-# What follows finds the signs of launchers that the table does not name.
-_RANK = re.compile(  # a name of a rank: (beginning of the name of its size)
-    r"(\w*?)(?:RANK|RANK_?ID|NODE_RANK|MACHINE_RANK|PE|PROCID|PROCNO|PROCESS_ID|TRAINER_ID|WORKER_ID|NODE_ID"
-    r"|NODE_INDEX|V?NODENUM|TASKID|ORDINAL)"
-)
-_SIZES = (  # other ends of its name
-    "SIZE", "WORLD_SIZE", "RANK_SIZE", "NPROCS", "NNODES", "NUM_NODES", "NUM_MACHINES", "NUM_PROCESSES",
-    "NUM_WORKER", "WORKER_NUM", "TRAINERS_NUM",
-)  # fmt: skip
-_LAUNCHERS = re.compile(  # launchers whose rank above 0 is a sign without a size
-    r"(OMPI|MV2|MVP|PMIX?|PALS|ALPS|JSM|HOROVOD|MPI|MPIRUN|FLUX_TASK|DMLC|AWS_BATCH|SLURM|CROSS|NODE|PBS|LSF_PM)_"
-)
-
-
+# What follows is for launchers that the table does not name.
 # ranks that a process manager sets for each process; only its library knows their number
 _OF_MANAGERS = ("PMIX_RANK", "PMI_RANK")
 
@@ -441,15 +428,15 @@ def _find_signs(env: Mapping[str, str], claim: Claim | None) -> set[str]:
     size_names = [row.split()[1] for row in MPI.values()]
     signs = {name for name in size_names if _is_above(env, name, 1)}
     for name in env:
-        match = _RANK.fullmatch(name)
+        match = RANK.fullmatch(name)
         is_known = claim is not None and name.startswith("SLURM_")
         if not match or is_known or not env[name].strip().isdigit():
             continue
         # a job of one process may have a rank, too, so only a rank with a size above 1 counts
-        sizes = {match[1] + end for end in _SIZES if _is_above(env, match[1] + end, 1)}
+        sizes = {match[1] + end for end in SIZES if _is_above(env, match[1] + end, 1)}
         if sizes:
             signs |= {name, *sizes}
-        elif _is_above(env, name, 0) and _LAUNCHERS.match(name):
+        elif _is_above(env, name, 0) and LAUNCHERS.match(name):
             signs.add(name)
     # a rank of 0 without any size: the others are refused, and this one would train alone
     if claim is None and not signs and not any(name in env for name in size_names):

@@ -199,6 +199,3 @@ MPI = {  # launcher: its variables of the rank, the size, the local rank, and th
     "horovod": _COMM_WORLD.format("HOROVOD"),
     "flux": "FLUX_TASK_RANK FLUX_JOB_SIZE FLUX_TASK_LOCAL_ID FLUX_JOB_NNODES",
 }
-
-# Options that platforms add to the command line of a job, and launchers.
-INJECTED = frozenset({"init_method", "rank", "world_size", "local_rank", "node_rank", "num_gpus"})

@@ -29,7 +29,7 @@ from bootfile.ground.mounts import LEASE
 from bootfile.ground.results import CHECKPOINTS, WEIGHTS, checkpoints, refuse_links
 from common.ground import endings
 from common.ground.files import HOME, is_url
-from common.platform.platforms import HELD, STARTED_BY
+from common.platform.signs import HELD, STARTED_BY
 from common.platform.topology import Topology
 
 PARENT = os.path.join(HOME, "output_dir")

@@ -13,7 +13,7 @@ from bootfile.ground.errors import BadInput, MissingPackage, import_optional
 from bootfile.ground.files import append_json_line, check_mounted, write_atomic
 from bootfile.ground.heartbeat import watched
 from bootfile.ground.results import CLASSES, CONFUSION
-from bootfile.records import METRICS, cut_reports, read_starts
+from bootfile.records import METRICS, read_starts
 from common.console import arguments
 from common.run import environment, starts
 from common.run.output import Output
@@ -60,7 +60,11 @@ class ReportFiles:
             if self._trackers is not None:
                 return
             # steps after the checkpoint are trained again: their reports would be in the file twice
-            lost = cut_reports(folder, step, self._repeats)
+            lost = None
+            if os.path.exists(os.path.join(folder, METRICS)):
+                from bootfile.histories import cut_reports  # a first start has no reports
+
+                lost = cut_reports(folder, step, self._repeats)
             # a process that joins an elastic job continues the newest start
             recorded = read_starts(folder) if self._continues else []
             if recorded:

@@ -16,9 +16,8 @@ from bootfile.ground.errors import BadInput, import_optional, print_line
 from common.console.arguments import FLAG, Arguments, Parser, settings
 from common.distributed import devices
 from common.ground.files import HOME
-from common.platform import platforms
-from common.platform.platforms import MEMBER
-from common.platform.table import INJECTED
+from common.platform import place
+from common.platform.signs import INJECTED, MEMBER
 from common.platform.topology import Topology
 from common.run.log import Log
 from common.run.output import Output, open_output
@@ -57,8 +56,8 @@ class JobParser(Parser):
             parsed, unknown = self.parse_known_args(words, Arguments())
         if not parsed.__dict__.pop("ignore_unknown"):
             self._check_unknown(unknown)
-        if platforms.is_first_on_node():
-            if counters := platforms.describe_starts(os.environ):
+        if place.is_first_on_node():
+            if counters := place.describe_starts(os.environ):
                 print_line(f"starts {counters}")
             if unknown:
                 print_line(f"ignored arguments: {' '.join(unknown)}")
@@ -98,7 +97,7 @@ class JobParser(Parser):
         looks like a mistake of the user, because it resembles an option of the parser or is a former one."""
         options = {plain(word.partition("=")[0]) for word in sys.argv[1:] if word.startswith("-")}
         refused = [name for name in unknown if plain(name) not in INJECTED]
-        if platforms.recognised(os.environ) or options & INJECTED - {"local_rank"}:
+        if place.recognised(os.environ) or options & INJECTED - {"local_rank"}:
             refused = [name for name in refused if self.resembling(name) or plain(name) in self.hints]
         if refused:
             self.error(f"{self.unknown(refused)}; --ignore_unknown true ignores them")
@@ -137,7 +136,7 @@ class Run:
         node. Raises BadInput."""
         from common.platform import node  # a job of one process does not need it
 
-        if platforms.is_first_on_node():
+        if place.is_first_on_node():
             print_line(str(self.topology))
             node.print_findings(self.args, self.topology, self.output.folder)
         return self.topology

@@ -33,9 +33,10 @@ import numpy as np
 from bootfile.ground.again import is_folder, is_temporary, refusal
 from bootfile.ground.errors import BadInput, Unavailable, printable
 from bootfile.ground.files import explained, read_again
-from common.ground.files import is_url, locked, make_folder_atomic, own_place
+from common.ground.files import is_url
+from common.ground.shared_folders import locked, make_folder_atomic, own_place
 from datasets import files as data_files
-from datasets.files import describe_dead_links
+from datasets.dead_links import describe_dead_links
 from datasets.folders import images, listing, tar_files
 from datasets.folders.listing import VAL_SHARE, Listing
 from datasets.folders.walk import FILES_PER_TASK, SHOWN, Log, map_files, progress, shown

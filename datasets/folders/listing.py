@@ -31,7 +31,7 @@ from bootfile.ground.again import is_file, is_folder, read_whole
 from bootfile.ground.errors import BadInput
 from bootfile.ground.files import explained
 from datasets import files
-from datasets.files import refuse_dead_link
+from datasets.dead_links import refuse_dead_link
 from datasets.folders import images
 from datasets.folders.walk import Log, is_hidden, is_image, list_folder, shown, stat_files, walk
 

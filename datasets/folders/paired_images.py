@@ -18,7 +18,7 @@ from bootfile.ground.again import is_folder
 from bootfile.ground.errors import BadInput
 from bootfile.sampling.plan import Plan
 from datasets import files
-from datasets.files import refuse_dead_link
+from datasets.dead_links import refuse_dead_link
 from datasets.folders import image_folder, images
 from datasets.folders.image_folder import ImageFolderIndex, one_line, scan_listing
 from datasets.folders.listing import Listing

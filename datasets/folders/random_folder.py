@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image
 
 from bootfile.ground.errors import import_optional
-from common.ground.files import locked, make_folder_atomic
+from common.ground.shared_folders import locked, make_folder_atomic
 
 CLASSES = 10
 TRAIN = 64  # images per class

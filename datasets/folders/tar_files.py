@@ -18,9 +18,9 @@ import numpy as np
 from bootfile.ground.again import refusal
 from bootfile.ground.errors import BadInput
 from bootfile.ground.files import explained, open_atomic, read_again
-from common.ground.files import locked, own_place
+from common.ground.shared_folders import locked, own_place
 from datasets import files
-from datasets.files import refuse_dead_link
+from datasets.dead_links import refuse_dead_link
 from datasets.folders import images
 from datasets.folders.listing import (
     NO_SPLITS,

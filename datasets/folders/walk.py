@@ -17,7 +17,7 @@ from tqdm import tqdm
 from bootfile.ground.again import is_temporary, refusal
 from bootfile.ground.errors import BadInput
 from bootfile.ground.files import explained, read_again
-from datasets.files import describe_dead_links, refuse_dead_link
+from datasets.dead_links import describe_dead_links, refuse_dead_link
 from datasets.folders import images
 
 Log = Callable[[str], object]  # called with one line of text

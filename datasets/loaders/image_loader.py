@@ -1,19 +1,17 @@
 """The loader of images: they are normalised on the device, with effects and a transform of the user."""
 
-import contextlib
 import functools
 import itertools
 import sys
-import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import torch
 
 from bootfile.ground import accelerator
-from bootfile.loaders.loader import Copy, Engine, Loader, NotDelivered, Stage
+from bootfile.loaders.loader import Copy, Engine, Loader, Stage
 from bootfile.sampling.plan import Batch, Plan
 
 # (images uint8 [n, C, H, W], labels) -> the same in new memory
@@ -150,6 +148,8 @@ class ToDevice(Stage):
     @functools.cached_property
     def _pool(self) -> ThreadPoolExecutor:
         """The threads of _on_host(), started at its first large batch."""
+        from datasets.loaders.threads import start_pool  # small batches start no pool
+
         return start_pool(torch.get_num_threads(), "normalise")
 
     def _memory(self, shape: tuple[int, ...]) -> np.ndarray:
@@ -163,42 +163,6 @@ class ToDevice(Stage):
         result = np.empty(shape, self._numpy)
         self._results = [*self._results[-_KEPT + 1 :], result]
         return result
-
-
-def start_pool(workers: int, name: str) -> ThreadPoolExecutor:
-    """Return a pool in whose threads torch starts none of its own: for few images they do not pay. All of
-    its threads have started: a later start would change the number of torch's threads during the training.
-    Raises NotDelivered if a limit does not allow that many threads."""
-    from bootfile.machine import process_limits  # most jobs start no pool
-
-    threads = torch.get_num_threads()
-    all_begun = threading.Barrier(workers)
-
-    def begin() -> None:
-        """Set the number of torch's threads."""
-        torch.set_num_threads(1)
-        torch.get_num_threads()  # a thread takes torch's common number at its first look: now it is 1
-        # wait for the other threads: the pool starts a thread only if no earlier one is idle
-        with contextlib.suppress(threading.BrokenBarrierError):  # a thread cannot be started
-            all_begun.wait()
-
-    pool = ThreadPoolExecutor(workers, name, initializer=begin)
-    line = process_limits.shortage(workers, f"{workers} threads of the loader")
-    try:
-        # one task for each thread, so that all of them start now
-        if not line:
-            wait([pool.submit(int) for _ in range(workers)])
-    except RuntimeError as error:
-        line = process_limits.explain(error, f"{workers} threads of the loader need {workers}")
-        if not line:
-            raise
-    finally:
-        all_begun.abort()  # threads that have started may wait for others
-        torch.set_num_threads(threads)  # begin() also changed the default of later threads
-    if line:
-        pool.shutdown()
-        raise NotDelivered(f"{line}, or use fewer --workers")
-    return pool
 
 
 class ImageLoader(Loader):

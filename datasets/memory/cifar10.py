@@ -23,7 +23,8 @@ import torch
 from bootfile.ground.again import is_file, is_folder, read_whole, refusal
 from bootfile.ground.errors import BadInput
 from bootfile.ground.files import explained
-from datasets.files import download, local_folder, read_checked
+from datasets.downloads import download
+from datasets.files import local_folder, read_checked
 from datasets.memory.image_set import ImageSet, generate_sets
 
 SIDE = 32  # pixels

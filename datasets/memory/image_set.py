@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from bootfile.ground.errors import BadInput
-from common.platform.platforms import MEMBER
+from common.platform.signs import MEMBER
 
 NAMES = ("cifar10", "digits", "fashion_mnist")  # modules of this folder, each with a function load()
 # of generated sets

@@ -23,7 +23,7 @@ from bootfile.ground.again import is_temporary
 from bootfile.ground.errors import BadInput, Unavailable, import_optional
 from bootfile.ground.files import explained, open_atomic, read_again, read_file, sweep, write_atomic
 from bootfile.machine.cores import available_cores
-from common.ground.files import locked
+from common.ground.shared_folders import locked
 from datasets.folders import images
 from datasets.folders.walk import progress
 from datasets.stores import forms, restart

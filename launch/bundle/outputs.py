@@ -14,7 +14,7 @@ from pathlib import PurePosixPath
 
 from bootfile.ground.errors import BadInput
 from bootfile.ground.files import explained, write_atomic
-from common.ground.files import locked, make_folder_atomic
+from common.ground.shared_folders import locked, make_folder_atomic
 from launch import manifests
 
 

@@ -22,7 +22,7 @@ from bootfile.ground import accelerator
 from bootfile.ground.errors import BadInput, printable
 from bootfile.ground.files import opener
 from common.compute import precision
-from common.distributed import devices
+from common.distributed import accelerators, devices
 from datasets.files import local_folder
 from datasets.folders import images
 from datasets.folders.resize import BILINEAR, fit
@@ -45,7 +45,7 @@ def write(args: argparse.Namespace) -> int:
         outputs.check_replaceable(args.to, re.compile("^path,error,class_1,"), args.force)
     places = [torch.device(accelerator.kind(), gpu) for gpu in range(devices.count_gpus(args))]
     for place in places:
-        devices.open_gpu(place)
+        accelerators.open_gpu(place)
     network = trained.load(args.weights, args.arch, args.image_size, args.model)
     root, paths = find_images(args.folder)
     top = min(TOP, len(network.classes))

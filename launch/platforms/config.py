@@ -14,7 +14,7 @@ from bootfile.ground.errors import BadInput, import_optional
 from common.console.config import read
 from common.ground.files import is_url
 from common.object_store import location as object_store
-from common.platform.table import INJECTED
+from common.platform.signs import INJECTED
 from launch import secret_scan
 from launch.profiles import VARIABLES
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from bootfile.ground.errors import BadInput
-from bootfile.records import METRICS, STARTS, parent_of, read_counted, read_starts
+from bootfile.histories import parent_of
+from bootfile.records import METRICS, STARTS, read_counted, read_starts
 from common.run import starts
 
 _MOST_FIGURES = 40  # names in one run

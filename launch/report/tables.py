@@ -12,10 +12,10 @@ import numpy as np
 from bootfile.ground.errors import BadInput
 from bootfile.ground.files import read_file
 from bootfile.ground.results import CONFUSION
+from bootfile.histories import describe_parent
 from bootfile.receipt.compare import compare_states
 from bootfile.receipt.reading import read
 from bootfile.receipt.steps import compare
-from bootfile.records import describe_parent
 from launch.explain import format_time
 from launch.report.runs import SPLIT, UNITS, Run, Start, in_words
 

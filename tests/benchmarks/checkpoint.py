@@ -28,7 +28,7 @@ import torchvision
 from torch.utils.data import TensorDataset
 
 from bootfile import Exact, Job, map_style_loader
-from bootfile.exact import digest
+from bootfile.exact import checked_files, digest
 from bootfile.exact import files as checkpoint
 from bootfile.exact.background import HostCopies, in_parallel, size_of
 from bootfile.ground import accelerator
@@ -166,7 +166,7 @@ def measure_state(parameters: int, rounds: int) -> None:
                 "torch.save": lambda: to_new_file(plain, timed, lambda: _save_plainly(copy, plain)),
                 "whole save": lambda: to_new_file(path, timed, save),
                 "torch.load": lambda: timed(lambda: torch.load(plain, weights_only=True)),
-                "read": lambda: timed(lambda: checkpoint.read(path)),
+                "read": lambda: timed(lambda: checked_files.read(path)),
             },
             rounds,
         )

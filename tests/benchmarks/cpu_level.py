@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 
 from bootfile.ground.errors import BadInput
-from bootfile.machine.instructions import LEVELS
+from bootfile.machine.levels import LEVELS
 from tests.benchmarks.rounds import conditions, make_parser, print_ratios, take_turns
 from tests.conftest import environment, finish, read_until, start
 

@@ -48,7 +48,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from bootfile import records
+from bootfile import histories
 from bootfile.ground.heartbeat import Heartbeat
 from bootfile.history import audit
 from bootfile.processes import sessions
@@ -228,7 +228,7 @@ class Proof:
 
 def read_states(run: Path) -> dict[int, str]:
     """Return step -> the digest of the state."""
-    return {step: line["digest"] for step, line in records.read_states(str(run)).items()}
+    return {step: line["digest"] for step, line in histories.read_states(str(run)).items()}
 
 
 def find_first(run: dict[int, str], clean: dict[int, str]) -> int:

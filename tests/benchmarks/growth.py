@@ -24,8 +24,9 @@ import numpy as np
 import psutil
 import torch
 
+from bootfile.histories import cut_reports, read_states
 from bootfile.receipt import contents, reading, receipt
-from bootfile.records import STATES, cut_reports, cut_states, read_states
+from bootfile.records import STATES, cut_states
 from bootfile.sampling.sampler import BatchSampler
 from common.console.arguments import positive_int
 from common.ground.files import ROOT

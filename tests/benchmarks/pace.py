@@ -23,8 +23,8 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from bootfile import Exact, Job, torch_loader, usual
 from bootfile.exact import pace, survivor
+from bootfile.exact.due import Interval
 from bootfile.ground import errors
-from bootfile.ground.intervals import Interval
 from tests.benchmarks.rounds import conditions, divide, make_parser, spread, take_turns
 from tests.conftest import free_port
 

@@ -5,10 +5,11 @@ import re
 
 import pytest
 
-from bootfile import records
+from bootfile import histories, records
 from bootfile.ground.errors import BadInput
+from bootfile.histories import cut_shards, read_shards, write_shards
 from bootfile.history import audit
-from bootfile.records import SHARDS, cut_shards, read_shards, write_shards
+from bootfile.records import SHARDS
 
 START = {"step": 0, "settings": {"seed": 1}, "environment": {}}
 STATE = {"step": 4, "format": 2, "digest": "aa", "parts": {"model.w": "1"}}
@@ -16,8 +17,8 @@ WEIGHTS = {"file": "best.pth", "size": 3, "sum": "77"}
 SUMS = {"step": 4, "shards": [7]}
 READERS = {  # file -> (reader, a line, what is read of it)
     records.STARTS: (records.read_starts, START, [START]),
-    records.STATES: (records.read_states, STATE, {4: STATE}),
-    records.SHARDS: (records.read_shards, SUMS, {4: [7]}),
+    records.STATES: (histories.read_states, STATE, {4: STATE}),
+    records.SHARDS: (histories.read_shards, SUMS, {4: [7]}),
 }
 OTHER_FORMS = [
     {}, SUMS | {"step": "4"}, START | {"step": None}, START | {"settings": []},
@@ -70,7 +71,7 @@ def test_an_audit_does_not_pass_over_a_damaged_line(name, tmp_path):
 def test_weights_and_states_share_a_file(tmp_path):
     for line in (STATE, WEIGHTS, STATE | {"step": 8}, STATE | {"digest": "bb"}):
         records.write_state(str(tmp_path), line)
-    assert records.read_weights(str(tmp_path)) == {"best.pth": [(3, "77")]}
+    assert histories.read_weights(str(tmp_path)) == {"best.pth": [(3, "77")]}
     records.cut_states(str(tmp_path), 4)
     lines = (tmp_path / records.STATES).read_text().splitlines()
     assert [*map(json.loads, lines)] == [WEIGHTS, STATE | {"digest": "bb"}]
@@ -82,7 +83,7 @@ def test_reports_after_a_step_are_deleted(repeats, tmp_path):
     evaluation = {"step": 2, "val_loss": 1.0, "time": 2.5}
     lines = [json.dumps(line) for line in (*reports[:2], evaluation, *reports[2:])]
     (tmp_path / records.METRICS).write_text("\n".join([*lines, '{"step": 5, "lo']))
-    assert records.cut_reports(str(tmp_path), 2, repeats) == {"step": 4, "time": 4}
+    assert histories.cut_reports(str(tmp_path), 2, repeats) == {"step": 4, "time": 4}
     kept = records.read_lines(str(tmp_path), records.METRICS, whole=True)
     assert kept == reports[: 1 if repeats else 2]
 

@@ -14,7 +14,8 @@ import trustme
 
 from bootfile.ground.errors import BadInput
 from common.ground.files import ROOT
-from datasets.files import download, local_folder
+from datasets.downloads import download
+from datasets.files import local_folder
 
 CONTENT = bytes(range(256)) * 20_000
 MD5 = hashlib.md5(CONTENT).hexdigest()
@@ -94,7 +95,7 @@ def test_several_processes_fetch_once(server, tmp_path):
 ])  # fmt: skip
 def test_failed_download_leaves_nothing(server, tmp_path, monkeypatch, path, md5, message):
     if path == "/silent":
-        monkeypatch.setattr("datasets.files._TIMEOUT", 0.5)
+        monkeypatch.setattr("datasets.downloads._TIMEOUT", 0.5)
     with pytest.raises(BadInput, match=message):
         download(server.url + path, str(tmp_path / "data" / "archive"), md5)
     assert os.listdir(tmp_path / "data") == []

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bootfile.ground.errors import BadInput
-from common.ground.files import locked
+from common.ground.shared_folders import locked
 from common.object_store.location import SCRATCH, scratch_folder
 from datasets import staging
 from tests.conftest import LONGEST, environment, finish, free_port, names, start, wait_until

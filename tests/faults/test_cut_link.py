@@ -6,8 +6,8 @@ import time
 
 import pytest
 
+from bootfile.histories import read_states
 from bootfile.receipt import receipt
-from bootfile.records import read_states
 from tests.conftest import QUICK, ROOT, environment, finish, read_until, run_ranks, wait_until
 from tests.support.network import LINK, namespace, needs_namespace
 

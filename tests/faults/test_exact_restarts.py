@@ -16,9 +16,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from bootfile.exact import checked_files
 from bootfile.exact import files as checkpoint
+from bootfile.histories import read_states
 from bootfile.receipt import receipt
-from bootfile.records import read_states
 from tests.conftest import finish, processes_of, run, start
 from tests.support.repeats import repeats
 
@@ -118,9 +119,9 @@ def test_random_sigkills(whole, tmp_path, capsys):
             assert not [line for line in lines if "refused" in line], "".join(lines)
             paths = checkpoint.list_newest_first(str(folder))
             for path in paths:
-                checkpoint.read(path)  # an unreadable checkpoint would raise Refused
+                checked_files.read(path)  # an unreadable checkpoint would raise Refused
             if steps := _reported_steps(lines):
-                newest = checkpoint.read(paths[0])["step"] if paths else 0
+                newest = checked_files.read(paths[0])["step"] if paths else 0
                 begun = steps[-1] // SAVE_EVERY * SAVE_EVERY  # step of the last save that was due
                 assert newest >= begun - SAVE_EVERY, f"{kind}: step {steps[-1]}, the newest is {newest}"
                 most_lost = max(most_lost, steps[-1] - newest)

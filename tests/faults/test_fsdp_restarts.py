@@ -12,8 +12,8 @@ import time
 
 import pytest
 
+from bootfile.histories import read_states
 from bootfile.receipt import receipt
-from bootfile.records import read_states
 from tests.conftest import QUICK, finish, losses, processes_of, read_until, run, start
 from tests.support.repeats import repeats
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from bootfile.exact import checked_files
 from bootfile.exact import files as checkpoint
 from tests.conftest import finish, names, read_until, start
 from tests.support import small_disk as disks
@@ -26,7 +27,7 @@ def small_disk(tmp_path):
 
 
 def _newest(output: Path) -> int:
-    return checkpoint.read(checkpoint.list_newest_first(str(output / "checkpoints"))[0])["step"]
+    return checked_files.read(checkpoint.list_newest_first(str(output / "checkpoints"))[0])["step"]
 
 
 def test_a_disk_that_fills_up_and_is_emptied(small_disk):

@@ -9,9 +9,9 @@ import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
+from bootfile.histories import read_states
 from bootfile.machine.cores import available_cores
 from bootfile.receipt import receipt
-from bootfile.records import read_states
 from tests.gpu.lab import Failed, Run, Stage
 from tests.support import on_gpu
 

@@ -12,11 +12,12 @@ import stat
 import pytest
 import torch
 
-from bootfile.exact import files
+from bootfile.exact import checked_files, files
 from bootfile.exact.forked import _Before
 from bootfile.ground.exit_codes import DIFFERS, UNVERIFIED
+from bootfile.histories import read_states
 from bootfile.receipt.reading import read_records
-from bootfile.records import read_starts, read_states
+from bootfile.records import read_starts
 from tests.conftest import QUICK, environment, finish, names, records, refused, run, run_ranks, start_until
 from tests.support.exact import changed
 from tests.support.proofs import audit
@@ -156,7 +157,7 @@ def test_a_state_of_another_run_is_not_continued(old, tmp_path):
     for step in (16, 20, 24):
         files.discard(str(copy / "checkpoints" / files.name_of(step)))
     path = str(copy / "checkpoints" / files.name_of(8))
-    whole = files.read(path)
+    whole = checked_files.read(path)
     files.write(path, whole | {"run": "f0e1"}, step=8, run="f0e1")
     known = {line["run"] for line in read_states(str(old)).values()}
     line = refused(*JOB, "--epochs=4", f"--output_dir={copy}")
@@ -367,8 +368,8 @@ def test_an_audit_computes_steps_again(old, tmp_path):
 
     altered = copy_run(old, tmp_path / "altered")
     path = str(altered / "checkpoints" / "step_16.pt")
-    facts = files.facts_of(path)
-    whole = files.read(path)
+    facts = checked_files.facts_of(path)
+    whole = checked_files.read(path)
     weights = whole["objects"]["model"]
     weights[next(name for name in weights if name.endswith("weight"))].view(-1)[0] += 1e-3
     files.write(path, whole, step=16, run=facts["run"])

@@ -5,7 +5,7 @@ import shutil
 import pytest
 import torch
 
-from bootfile.exact import files
+from bootfile.exact import checked_files, files
 from tests.conftest import QUICK, ROOT, environment, free_port, refused, run
 
 JOB = ("jobs/train.py", *QUICK, "--batch_size=240", "--save_every=1")
@@ -62,11 +62,11 @@ def test_the_folder_of_a_sharded_checkpoint_that_is_a_link_is_not_read_or_emptie
     facts = {"__0_0.distcp": [1, "2d711642b726b04401627ca9fbac32f5c8530fb1903cc4db02258717921a4881"]}
     files.write(path, {"objects": {"weight": torch.zeros(2)}, "shards": facts}, step=3, shards=facts)
     shutil.copytree(other, tmp_path / "step_3.shards")
-    files.verify(path)
+    checked_files.verify(path)
     shutil.rmtree(tmp_path / "step_3.shards")
     (tmp_path / "step_3.shards").symlink_to(other)
     with pytest.raises(files.Refused, match=r"its folder step_3\.shards is a link"):
-        files.verify(path)
+        checked_files.verify(path)
     files.discard(path)
     assert not (tmp_path / "step_3.shards").is_symlink() and contents(other) == {"__0_0.distcp": b"x"}
 

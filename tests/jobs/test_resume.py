@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from bootfile.exact import checked_files
 from bootfile.exact import files as checkpoint
 from bootfile.receipt import receipt
 from datasets.memory import digits
@@ -82,7 +83,7 @@ def test_a_lost_process_does_not_cost_the_save_in_flight(tmp_path):
     os.kill(processes_of(job)[1], signal.SIGKILL)
     finish(job, 128 + signal.SIGKILL)
     assert not list(folder.glob(".partial-*"))
-    checkpoint.read(checkpoint.list_newest_first(str(folder))[0])
+    checked_files.read(checkpoint.list_newest_first(str(folder))[0])
 
 
 def test_sigterm_costs_no_step(whole, tmp_path):
@@ -160,7 +161,7 @@ def test_the_files_of_a_run(whole):
     assert names == sorted([*steps, *(f"{step}.json" for step in steps)])
     best = max((line for line in figures(whole[1]) if "val_acc" in line), key=lambda line: line["val_acc"])
     assert same_weights(weights(whole[1], "best.pth"), weights(whole[1], f"epoch_{best['epoch']}.pth"))
-    state = checkpoint.read(str(whole[1] / "checkpoints" / "step_15.pt"))
+    state = checked_files.read(str(whole[1] / "checkpoints" / "step_15.pt"))
     assert same_weights(state["objects"]["model"], weights(whole[1]))
     identity = {"--dataset": "digits", "--custom_data": False, "--width": 8, "--batch_size": 240, "--seed": 0}
     identity |= {"--epoch_steps": None}
@@ -250,7 +251,7 @@ def test_an_output_that_fills_up_is_named_and_training_goes_on(tmp_path):
 
 def test_a_checkpoint_of_a_version_with_more_options_continues(tmp_path, whole):
     path = checkpoint.list_newest_first(str(whole[0] / "checkpoints"))[-1]
-    state = checkpoint.read(path)
+    state = checked_files.read(path)
     old = tmp_path / "old" / f"step_{state['step']}.pt"
     old.parent.mkdir()
     checkpoint.write(str(old), {**state, "arguments": state["arguments"] | {"upload_timeout": 60.0}})

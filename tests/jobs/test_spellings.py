@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
+from bootfile.exact.due import Interval
 from bootfile.ground.errors import BadInput
-from bootfile.ground.intervals import Interval
 from common.distributed import devices
 from tests.conftest import ROOT
 

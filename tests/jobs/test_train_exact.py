@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from bootfile.records import read_states
+from bootfile.histories import read_states
 from launch.new.cli import make_job
 from tests.conftest import QUICK, losses, names, refused, run, run_ranks
 from tests.support.exact import changed, facts

@@ -6,12 +6,11 @@ import pytest
 import torch
 from PIL import Image
 
-from bootfile.exact import digest
-from bootfile.exact import files as checkpoint
+from bootfile.exact import checked_files, digest
 from bootfile.ground import errors
 from bootfile.ground.errors import BadInput
+from bootfile.histories import read_states
 from bootfile.receipt import receipt
-from bootfile.records import read_states
 from common.checkpoint.weights import read
 from common.parallel import fsdp
 from tests.common.checkpoint.test_mirror import keys, read_list
@@ -82,7 +81,7 @@ def test_checkpointed_activations_have_the_same_bits_and_bfloat16_is_near(tmp_pa
         assert facts(output[precision, "true"]) == facts(output[precision, "false"])
     whole, half = losses(output["float32", "true"]), losses(output["bfloat16", "true"])
     assert half != whole and half == pytest.approx(whole, abs=0.1)
-    state = checkpoint.read(str(output["bfloat16", "true"] / "checkpoints" / "step_6.pt"))
+    state = checked_files.read(str(output["bfloat16", "true"] / "checkpoints" / "step_6.pt"))
     assert {each.dtype for _, each in digest.leaves({"": state["objects"]["model"]})} == {
         torch.float32, torch.int64,
     }  # fmt: skip

@@ -13,10 +13,11 @@ import pytest
 import torch
 from PIL import Image
 
+from bootfile.exact import checked_files
 from bootfile.exact import files as checkpoint
 from bootfile.ground.log_lines import END
+from bootfile.histories import read_states, read_weights
 from bootfile.receipt import reading, receipt
-from bootfile.records import read_states, read_weights
 from common.checkpoint import mirror
 from datasets.memory import cifar10
 from tests.common.checkpoint.test_mirror import keys, read_list, read_object, steps
@@ -167,7 +168,7 @@ def results_of(output: Path) -> dict[str, object]:
     """Return the bytes of the weights, of the receipt and of the newest checkpoint, and the figures."""
     newest = checkpoint.list_newest_first(str(output / "checkpoints"))[0]
     files = [*output.glob("*.pth"), output / receipt.FILE]
-    state = checkpoint.read(newest)["objects"]["model"]
+    state = checked_files.read(newest)["objects"]["model"]
     return {path.name: path.read_bytes() for path in files} | {
         "step": Path(newest).name,
         "model": {name: each.tolist() for name, each in state.items()},

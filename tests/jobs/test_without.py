@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bootfile.histories import read_states
 from bootfile.receipt.recorded_run import Run
-from bootfile.records import read_states
 from tests.conftest import QUICK, finish, names, read_until, refused, run, run_ranks, start
 from tests.support.exact import changed
 

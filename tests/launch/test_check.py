@@ -13,7 +13,7 @@ import torch
 
 from bootfile.ground.errors import BadInput
 from common.platform import node
-from common.platform.topology import resolve
+from common.platform.place import resolve
 from common.run.output import folder_of
 from launch import check
 from tests.conftest import ROOT, environment, finish, free_port, run, start

@@ -39,7 +39,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, os.path.abspath(f"{__file__}/../../.."))  # the root: a platform starts this as a file
-from bootfile.records import read_states
+from bootfile.histories import read_states
 from common.distributed.entry import entry
 
 # isort: split

@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from bootfile.exact import files
+from bootfile.exact import checked_files, files
 from bootfile.ground.mounts import LEASE as FOLDER
 from bootfile.receipt.reading import read_records
 from datasets.memory.cifar10 import CLASSES
@@ -74,7 +74,7 @@ def check_equal(folder, whole):
 
 def check_checkpoints(folder):
     """Check that each checkpoint is whole. Return their steps, the newest first."""
-    return [files.read(path)["step"] for path in files.list_newest_first(str(folder / "checkpoints"))]
+    return [checked_files.read(path)["step"] for path in files.list_newest_first(str(folder / "checkpoints"))]
 
 
 def images(folder):

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from bootfile.ground.intervals import Interval
+from bootfile.exact.due import Interval
 from bootfile.receipt.receipt import Receipt
 from common.checkpoint.checkpointer import Checkpointer
 from common.console.arguments import IDENTITY, OPERATION, Arguments, interval

@@ -3,9 +3,9 @@
 import json
 from pathlib import Path
 
-from bootfile.exact import digest, files
+from bootfile.exact import checked_files, digest
+from bootfile.histories import read_states
 from bootfile.receipt.reading import read_records
-from bootfile.records import read_states
 from tests.conftest import ROOT
 
 _OF_TIME = {
@@ -25,7 +25,8 @@ def facts(output: Path) -> dict:
         "figures": figures,
         "samples": read_records(str(output)).tobytes(),
         "weights": {
-            path.name: digest.summarize(0, files.load(str(path)))["digest"] for path in output.glob("*.pth")
+            path.name: digest.summarize(0, checked_files.load(str(path)))["digest"]
+            for path in output.glob("*.pth")
         },
     }
 

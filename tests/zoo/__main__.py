@@ -20,7 +20,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from bootfile.exact import digest, files
+from bootfile.exact import checked_files, digest
 from bootfile.receipt.compare import compare_runs
 from bootfile.records import write_state
 from tests.zoo.cases import CASES, STATES, Case, State
@@ -127,7 +127,7 @@ def compare(case: State, folder: Path, environment: dict) -> list[str]:
     except Failed as error:
         return [f"failed: {error}"]
     for each in (first, second):
-        state = files.load(str(each / "saved.pt"))
+        state = checked_files.load(str(each / "saved.pt"))
         write_state(str(each), digest.summarize(state["step"], state))
     lines = compare_runs(str(first), str(second), "none")
     return [f"{line.part} {line.text}" for line in lines if line.part == "state" or case.other != RANK_1]

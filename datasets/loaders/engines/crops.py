@@ -22,7 +22,7 @@ from bootfile.loaders.loader import Data, Engine
 from bootfile.sampling.plan import Batch, Plan
 from datasets.folders.image_folder import ImageFolderIndex
 from datasets.folders.resize import BICUBIC, BILINEAR, fit
-from datasets.loaders.image_loader import start_pool
+from datasets.loaders.threads import start_pool
 from datasets.stores.files import FileStore, Reader, Store, scaled, work_ahead
 from datasets.stores.forms import cannot_decode
 

@@ -14,7 +14,7 @@ from bootfile.loaders.loader import Data, Engine, Loader
 from bootfile.sampling.plan import Batch, Plan
 from datasets.loaders.image_loader import ImageLoader
 from datasets.memory.image_set import ImageSet
-from datasets.sampling.augment import CropFlip, crop_flip
+from datasets.sampling.windows import CropFlip, crop_flip
 
 cv2 = import_optional("cv2", "images need OpenCV", "opencv-python-headless")
 

@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from bootfile.exact import program
+from bootfile.exact import other_start
 from tests.conftest import ROOT, environment, finish, free_port, read_until, run, start
 
 # A start of 16 steps, 8 of an epoch, with a save after each step. Each part may be replaced.
@@ -208,7 +208,7 @@ def test_a_script_and_modules_that_have_changed_are_named(tmp_path):
 
 def test_many_changed_modules_are_one_line():
     before = dict.fromkeys("abcde", "0")
-    assert program.describe_changes(before, before | {"a": "1", "c": "1"}) == "a, c have changed"
+    assert other_start.describe_changes(before, before | {"a": "1", "c": "1"}) == "a, c have changed"
     every = dict.fromkeys("abcdef", "1")
-    assert program.describe_changes(before, every) == "a, b and 3 more modules have changed"
-    assert not program.describe_changes({}, every)
+    assert other_start.describe_changes(before, every) == "a, b and 3 more modules have changed"
+    assert not other_start.describe_changes({}, every)

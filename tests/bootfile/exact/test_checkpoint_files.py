@@ -10,9 +10,10 @@ import time
 import pytest
 import torch
 
+from bootfile.exact import checked_files, former
 from bootfile.exact import files as checkpoint
-from bootfile.exact import former
 from bootfile.exact.files import Refused
+from bootfile.exact.saver import Saver
 from bootfile.ground.files import write_atomic
 from tests.conftest import start
 from tests.support.hostile_pickle import Hostile
@@ -30,9 +31,9 @@ def _write(folder, step: int = 1, run: str = "a") -> str:
 
 def test_what_is_written_is_read(tmp_path):
     path = _write(tmp_path, 7)
-    state = checkpoint.read(path)
+    state = checked_files.read(path)
     assert state["step"] == 7 and torch.equal(state["objects"]["model"]["weight"], torch.full((40, 30), 7.0))
-    facts = checkpoint.verify(path)
+    facts = checked_files.verify(path)
     assert facts["size"] == os.path.getsize(path) and facts["run"] == "a"
     assert sorted(os.listdir(tmp_path)) == ["step_7.pt", "step_7.pt.json"]
 
@@ -52,9 +53,9 @@ def test_every_single_bit_flip_is_found(tmp_path):
         bit = draw.randrange(sizes[file]), draw.randrange(8)
         _flip(file, *bit)
         with pytest.raises(Refused):
-            checkpoint.read(path)
+            checked_files.read(path)
         _flip(file, *bit)
-    checkpoint.read(path)
+    checked_files.read(path)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +70,7 @@ def test_damage_is_found(tmp_path, damage, reason):
     _write(tmp_path)
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(Refused, match=reason):
-        checkpoint.verify(str(path))
+        checked_files.verify(str(path))
 
 
 def test_a_state_of_an_earlier_format():
@@ -86,25 +87,25 @@ def test_a_state_of_an_earlier_format():
 def test_a_checkpoint_with_the_checksum_of_before(tmp_path):
     """Its bytes are verified as version 0.51 and earlier summed them."""
     path = _write(tmp_path)
-    facts = checkpoint.facts_of(path)
-    _, added = checkpoint.sum_file(path, is_former=True)
+    facts = checked_files.facts_of(path)
+    _, added = checked_files.sum_file(path, is_former=True)
     assert facts["sum"].startswith("crc32:") and len(added) == 16
     checkpoint.write_facts(path, facts | {"sum": added})
-    assert checkpoint.read(path)["step"] == 1
+    assert checked_files.read(path)["step"] == 1
     _flip(tmp_path / "step_1.pt")
     with pytest.raises(Refused, match="checksum differs"):
-        checkpoint.verify(path)
+        checked_files.verify(path)
 
 
 def test_a_checkpoint_without_its_checksum_is_refused(tmp_path):
     path = _write(tmp_path)
     os.unlink(f"{path}.json")
     with pytest.raises(Refused, match=r"its checksum step_1.pt.json cannot be read"):
-        checkpoint.read(path)
+        checked_files.read(path)
     with open(f"{path}.json", "w") as file:
         file.write("[" * 100_000)
     with pytest.raises(Refused, match=r"its checksum step_1.pt.json is damaged"):
-        checkpoint.read(path)
+        checked_files.read(path)
 
 
 @pytest.mark.parametrize("save", [torch.save, lambda value, file: pickle.dump(value, file)])
@@ -112,11 +113,11 @@ def test_a_hostile_pickle_executes_nothing(tmp_path, save):
     path, target = _write(tmp_path), tmp_path / "executed"
     with open(path, "wb") as file:
         save({"format": 1, "step": Hostile(os.mkdir, str(target))}, file)
-    size, added = checkpoint.sum_file(path)
-    write_atomic(f"{path}.json", checkpoint._sealed({"sum": added, "size": size}))
-    checkpoint.verify(path)
+    size, added = checked_files.sum_file(path)
+    write_atomic(f"{path}.json", checkpoint.seal({"sum": added, "size": size}))
+    checked_files.verify(path)
     with pytest.raises(Refused, match=r"torch cannot load it|writes a zip file"):
-        checkpoint.read(path)
+        checked_files.read(path)
     assert not target.exists()
 
 
@@ -127,7 +128,7 @@ def test_order_is_numeric_and_the_last_ones_stay(tmp_path):
     assert names == ["step_100.pt", "step_20.pt", "step_10.pt", "step_9.pt"]
     assert checkpoint.list_newest_first(str(tmp_path / "nowhere")) == []
     (tmp_path / "notes.txt").write_text("of the user")
-    checkpoint.keep(path, 2, {})  # it was just written, and stays
+    checkpoint.keep(path, 2, Saver(str(tmp_path), 2, print)._is_whole)  # it was just written, and stays
     names = {"notes.txt", "step_10.pt", "step_10.pt.json", "step_100.pt", "step_100.pt.json"}
     assert set(os.listdir(tmp_path)) == names
 
@@ -153,7 +154,7 @@ def test_a_writer_killed_at_any_moment_leaves_whole_files(tmp_path):
     paths = checkpoint.list_newest_first(str(tmp_path))
     assert len(paths) >= 3
     for path in paths:
-        checkpoint.read(path)
+        checked_files.read(path)
 
 
 @pytest.mark.parametrize("damaged", [(), (2,), (2, 3), (3, 4), (1, 2, 3, 4)])
@@ -163,12 +164,12 @@ def test_damaged_checkpoints_do_not_count(tmp_path, damaged):
         _write(tmp_path, step)
     for step in damaged:
         _flip(tmp_path / f"step_{step}.pt")
-    known = {}
-    checkpoint.keep(str(tmp_path / "step_5.pt"), 3, known)
+    is_whole = Saver(str(tmp_path), 3, print)._is_whole
+    checkpoint.keep(str(tmp_path / "step_5.pt"), 3, is_whole)
     whole = [step for step in (5, 4, 3, 2, 1) if step not in damaged][:3]
     there = {int(path.stem[5:]) for path in tmp_path.glob("step_*.pt")}
     assert there == set(whole) | (set(damaged) if len(whole) < 3 else set())
     (tmp_path / "step_5.pt").write_bytes(b"cut")  # the file changed after it was found to be whole
-    checkpoint.keep(_write(tmp_path, 6), 2, known)
+    checkpoint.keep(_write(tmp_path, 6), 2, is_whole)
     assert (tmp_path / "step_6.pt").exists()
     assert (tmp_path / "step_5.pt").exists() == (len(whole) < 2)

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
-from bootfile.exact import dtensor_files, files
+from bootfile.exact import checked_files, dtensor_files, files
 from bootfile.ground.results import dtensor_folder
 from tests.conftest import CAN_FORK
 from tests.support.hostile_pickle import Hostile
@@ -34,9 +34,9 @@ def path(tmp_path):
 def test_a_process_reads_all_tensors_and_a_rank_their_shapes(path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        model = files.read(path)["objects"]["model"]
+        model = checked_files.read(path)["objects"]["model"]
     assert model["weight"].tolist() == [[0, 1], [2, 3], [4, 5]] and model["count"].item() == 7
-    state = files.read(path, whole=False)
+    state = checked_files.read(path, whole=False)
     assert state["shards"] == path and state["objects"]["model"]["weight"].is_meta
 
 
@@ -45,10 +45,10 @@ def test_a_shard_that_is_damaged_or_missing_is_refused(path):
     with open(shard, "ab") as file:
         file.write(b"0")
     with pytest.raises(files.Refused, match=r"its file __0_0\.distcp has \d+ bytes, expected \d+"):
-        files.read(path)
+        checked_files.read(path)
     os.unlink(shard)
     with pytest.raises(files.Refused, match=r"its file __0_0\.distcp cannot be read"):
-        files.read(path)
+        checked_files.read(path)
     files.discard(path)
     assert os.listdir(os.path.dirname(path)) == []
 
@@ -66,7 +66,7 @@ def test_a_program_in_the_metadata_is_not_executed(function, path, tmp_path):
     with open(metadata, "wb") as file:
         pickle.dump(call or Hostile(function, str(made)), file)
     with pytest.raises(files.Refused, match=r"is not expected in \.metadata|torch cannot load it"):
-        files.load(path)
+        checked_files.load(path)
     assert not made.exists()
 
 
@@ -87,7 +87,7 @@ def test_a_program_in_the_metadata_is_not_executed(function, path, tmp_path):
     ids=json.dumps,
 )
 def test_facts_of_another_form_and_names_outside_of_the_folder_are_refused(path, changed):
-    facts = files.facts_of(path)
+    facts = checked_files.facts_of(path)
     files.write_facts(path, facts | changed)
     with pytest.raises(files.Refused, match=r"its checksum .* is damaged"):
-        files.read(path)
+        checked_files.read(path)

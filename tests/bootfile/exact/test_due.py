@@ -5,8 +5,7 @@ import itertools
 import pytest
 
 from bootfile.exact import due
-from bootfile.exact.due import ReportTimes, SaveTimes
-from bootfile.ground.intervals import Interval
+from bootfile.exact.due import Interval, ReportTimes, SaveTimes
 
 _HOUR = 3600
 

@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import pytest
 
 from bootfile import Preemption
+from bootfile.histories import read_states
 from bootfile.processes import notices, signals
-from bootfile.records import read_states
 from tests.conftest import (
     LONGEST,
     QUICK,

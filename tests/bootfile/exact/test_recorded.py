@@ -6,7 +6,7 @@ import shutil
 import pytest
 import torch
 
-from bootfile.exact import digest, files, recorded
+from bootfile.exact import checked_files, digest, files, recorded
 from bootfile.records import STATES, cut_states, write_state
 from tests.conftest import names
 
@@ -69,7 +69,7 @@ def test_a_run_that_continued_another_one_in_its_folder_owns_the_later_steps(fol
 
 def test_a_value_that_was_changed_is_named(folder):
     path = str(folder / "checkpoints" / files.name_of(20))
-    whole = files.read(path)
+    whole = checked_files.read(path)
     whole["objects"]["optimizer"]["state"][0]["momentum_buffer"][0] += 1
     files.write(path, whole, step=20, run="ours")
     with pytest.raises(files.Refused) as refused:

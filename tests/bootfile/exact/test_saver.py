@@ -7,10 +7,11 @@ import threading
 import pytest
 import torch
 
-from bootfile.exact import digest, files
+from bootfile.exact import checked_files, digest, files
 from bootfile.exact.background import HostCopies, size_of
 from bootfile.exact.saver import Saver, _Task, find_infinite
-from bootfile.records import read_states, write_state
+from bootfile.histories import read_states
+from bootfile.records import write_state
 from tests.conftest import CAN_FORK, LONGEST, names, run_ranks
 
 
@@ -50,7 +51,10 @@ def test_reports_and_the_end_of_an_epoch_do_not_wait_for_the_writes_before(tmp_p
     saver.save_weights("epoch_2.pth", 9, "run", None, lambda: _state(9, weight)["objects"], write)
     assert saver.finish() == [] and saver.durable == 5
     assert written == [[1.0] * 4, [2.0] * 4]
-    assert files.read(str(tmp_path / "checkpoints" / "step_5.pt"))["objects"]["model"]["weight"].sum() == 0
+    assert (
+        checked_files.read(str(tmp_path / "checkpoints" / "step_5.pt"))["objects"]["model"]["weight"].sum()
+        == 0
+    )
     lines = read_states(str(tmp_path))
     assert list(lines) == [5, 9]
 
@@ -237,7 +241,7 @@ def test_a_sharded_save_gathers_no_tensor_and_has_the_digest_of_a_full_one(tmp_p
     lines = [read_states(str(tmp_path / name))[3] for name in ("sharded", "full")]
     assert lines[0] == lines[1] and len(lines[0]["parts"]) > 20 and lines[0]["saved"]
     for name in ("sharded", "full"):
-        state = files.read(str(tmp_path / name / "checkpoints" / "step_3.pt"))
+        state = checked_files.read(str(tmp_path / name / "checkpoints" / "step_3.pt"))
         assert digest.summarize(3, state["objects"])["parts"] == lines[0]["parts"]
 
 
@@ -252,4 +256,4 @@ def test_without_room_for_a_thread_a_save_and_a_read_take_longer(tmp_path, monke
     monkeypatch.setattr(threading.Thread, "start", fail_to_start)
     saver.save_checkpoint(8, "run", lambda: _state(8, torch.ones(4)), True)
     assert saver.finish() == [] and read_states(str(tmp_path))[8]["saved"] is True
-    assert files.read(str(tmp_path / "checkpoints" / "step_8.pt"))["step"] == 8
+    assert checked_files.read(str(tmp_path / "checkpoints" / "step_8.pt"))["step"] == 8

@@ -7,10 +7,10 @@ import random
 import pytest
 import torch
 
+from bootfile.exact.due import Interval
 from bootfile.exact.replay import load
 from bootfile.exact.schedules import ScheduleState
 from bootfile.ground.errors import BadInput
-from bootfile.ground.intervals import Interval
 from tests.support.checkpointers import make
 
 STEPS = 40

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from bootfile.exact.pace import Announcer, Pace, Times, find_slowest
-from bootfile.processes.ranks import group_nodes
+from bootfile.processes.host_names import group_nodes
 from tests.conftest import ROOT, run_ranks
 
 TWO_NODES = group_nodes([("a", 0), ("a", 1), ("b", 0), ("b", 1)])
@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 from bootfile import Exact, torch_loader, usual
 from bootfile.exact import pace
-from bootfile.ground.intervals import Interval
+from bootfile.exact.due import Interval
 
 pace._SECONDS = 0.5  # a window of a few steps is enough here
 torch.distributed.init_process_group("gloo")

@@ -7,7 +7,7 @@ import signal
 import pytest
 import torch
 
-from bootfile.records import read_states
+from bootfile.histories import read_states
 from tests.conftest import ROOT, finish, run, start
 
 LOOP = """

@@ -18,6 +18,7 @@ from bootfile.exact import files as checkpoint
 from bootfile.ground import files
 from bootfile.ground.errors import Once, print_line
 from common.ground import files as job_files
+from common.ground import shared_folders
 from datasets.folders import image_folder, random_folder
 from tests.support import pictures
 from tests.support.small_disk import small_disk
@@ -60,10 +61,10 @@ def test_a_file_appears_at_the_end_of_the_block_or_not_at_all(tmp_path):
 def test_a_folder_appears_at_the_end_of_the_block_or_not_at_all(tmp_path):
     path = str(tmp_path / "a")
     for content in ("one", "two"):  # the second replaces the first
-        with job_files.make_folder_atomic(path) as folder:
+        with shared_folders.make_folder_atomic(path) as folder:
             Path(folder, content).write_text(content)
             assert os.path.dirname(folder) == str(tmp_path) and folder != path
-    with pytest.raises(ZeroDivisionError), job_files.make_folder_atomic(path) as folder:
+    with pytest.raises(ZeroDivisionError), shared_folders.make_folder_atomic(path) as folder:
         1 / 0  # noqa: B018
     assert os.listdir(path) == ["two"] and os.listdir(tmp_path) == ["a"]
 
@@ -82,9 +83,8 @@ def test_sweep_removes_temporary_files_that_nobody_writes(tmp_path):
 
 _HOLDER = """
 import sys
-from bootfile.ground import files
-from common.ground import files as job_files
-with job_files.locked(sys.argv[1], shared=sys.argv[2] == "shared"):
+from common.ground import shared_folders
+with shared_folders.locked(sys.argv[1], shared=sys.argv[2] == "shared"):
     print("locked", flush=True)
     sys.stdin.read()
 """
@@ -102,27 +102,27 @@ def test_a_lock_excludes_other_processes(tmp_path, held, asked, free, kind):
     ) as holder:
         assert holder.stdout.readline() == b"locked\n"
         if free:
-            with job_files.locked(path, shared=asked, wait=False):
+            with shared_folders.locked(path, shared=asked, wait=False):
                 pass
         else:
-            with pytest.raises(BlockingIOError), job_files.locked(path, shared=asked, wait=False):
+            with pytest.raises(BlockingIOError), shared_folders.locked(path, shared=asked, wait=False):
                 pass
         holder.stdin.close()
-        with job_files.locked(path):  # waits until the holder ends
+        with shared_folders.locked(path):  # waits until the holder ends
             assert holder.wait() == 0
 
 
 @pytest.mark.parametrize("is_deleted", [False, True])
 def test_a_lock_excludes_threads_and_ends_with_the_block(tmp_path, is_deleted, monkeypatch):
     """A child may have inherited it. The next holder does not get a lock on a deleted file."""
-    path, order, has_begun, lock = str(tmp_path / "lock"), [], threading.Event(), job_files.lock
+    path, order, has_begun, lock = str(tmp_path / "lock"), [], threading.Event(), shared_folders.lock
 
     def take() -> None:
-        with job_files.locked(path) as handle:
-            order.append(job_files.is_at(handle, path))
+        with shared_folders.locked(path) as handle:
+            order.append(shared_folders.is_at(handle, path))
 
-    with job_files.locked(path) as handle:
-        monkeypatch.setattr(job_files, "lock", lambda *given: (has_begun.set(), lock(*given)))
+    with shared_folders.locked(path) as handle:
+        monkeypatch.setattr(shared_folders, "lock", lambda *given: (has_begun.set(), lock(*given)))
         thread = threading.Thread(target=take)
         thread.start()
         has_begun.wait()

@@ -8,8 +8,9 @@ import pytest
 
 from bootfile.ground.errors import BadInput
 from bootfile.ground.files import append_lines
+from bootfile.histories import write_shards
 from bootfile.history import audit, parent
-from bootfile.records import STARTS, write_shards, write_state
+from bootfile.records import STARTS, write_state
 
 OLD = {5: [1, 2, 3, 4], 6: [5, 6, 7, 8]}
 STATE = {"step": 6, "format": 2, "digest": "aa", "parts": {"model.fc": "1"}}

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch.utils.data import Dataset, Subset
 
-from bootfile.loaders.loop_attributes import read_attributes
 from bootfile.loaders.map_style import map_style_loader
+from bootfile.loaders.worker_copies import read_attributes
 from bootfile.sampling.sampler import BatchSampler
 
 SIZE = 12

@@ -21,7 +21,7 @@ from torch.utils.data import (
 )
 
 from bootfile import torch_loader
-from bootfile.loaders.data_fingerprint import digest_entries
+from bootfile.loaders.data_lists import digest_entries
 
 COUNT = 400  # number 3 is none of the 64 items that are read
 

@@ -6,8 +6,8 @@ import types
 import pytest
 import torch
 
+from bootfile.histories import read_states
 from bootfile.loaders.loop_attributes import LoopAttributes
-from bootfile.records import read_states
 from tests.conftest import ROOT, finish, run, start
 
 LOOP = """

@@ -7,11 +7,12 @@ import pytest
 import torch
 
 from bootfile.ground.errors import BadInput
-from bootfile.machine import instructions, processor, threads
+from bootfile.machine import instructions, levels, processor, threads
 from bootfile.machine.cores import physical_cores
-from bootfile.machine.differences import find_differences, first_difference, other_instructions
+from bootfile.machine.differences import find_differences, other_instructions
 from bootfile.machine.facts import describe, onednn_instructions
 from bootfile.machine.threads import Place
+from bootfile.receipt.compare import first_difference
 from tests.conftest import environment, run
 
 MACHINE = {"threads": 2, "ATen": "AVX2", "oneDNN": "AVX2", "MKL": "AMD AVX2", "CPU": "A", "torch": "2.14.1"}
@@ -97,10 +98,10 @@ def test_two_hardware_threads_are_one_core(tmp_path):
     ],
 )
 def test_the_level_is_read_from_a_command_line(words, expected):
-    assert instructions.read_level(words) == expected
+    assert levels.read_level(words) == expected
     variables = {}
-    instructions.apply(words, variables)
-    assert variables == instructions.VARIABLES.get(expected, {})
+    levels.apply(words, variables)
+    assert variables == levels.VARIABLES.get(expected, {})
 
 
 def test_a_level_after_the_import_of_torch_is_refused(monkeypatch):
@@ -164,15 +165,16 @@ def test_a_precision_that_the_newer_setting_chose_is_described():
     """torch refuses to read the older settings then."""
     script = """
 import torch
-from bootfile.machine import facts
+from bootfile.machine import facts, gpu_facts
 torch.backends.mkldnn.conv.fp32_precision, torch.backends.mkldnn.rnn.fp32_precision = "bf16", "ieee"
 print(facts.describe()["settings"])
 torch.backends.cuda.matmul.fp32_precision = torch.backends.mkldnn.matmul.fp32_precision = "tf32"
 torch.backends.cudnn.conv.fp32_precision = "ieee"
 matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-print(facts.describe()["settings"], facts._uses_tf32(matmul, matmul), facts._uses_tf32(cudnn, cudnn.conv))
+of_matmul, of_cudnn = gpu_facts._uses_tf32(matmul, matmul), gpu_facts._uses_tf32(cudnn, cudnn.conv)
+print(facts.describe()["settings"], of_matmul, of_cudnn)
 facts.accelerator.kind = lambda: "cuda"
-print(facts._describe_accelerator(None)["cuDNN"].partition(" ")[2])
+print(gpu_facts.describe(None)["cuDNN"].partition(" ")[2])
 """
     lines = ["conv=bf16", "matmul=tf32/tf32 conv=bf16 True False", "TF32 of RNN True"]
     assert run("-c", script, fresh=True).stdout.splitlines() == lines

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from bootfile.ground.errors import BadInput
-from bootfile.processes import ranks
+from bootfile.processes import messages, ranks
 from tests.conftest import run_ranks
 
 JOB = """
 import os, sys, torch
 sys.path.insert(0, ".")
 from bootfile.ground.errors import BadInput, Unavailable
-from bootfile.processes import ranks
+from bootfile.processes import messages, ranks
 torch.distributed.init_process_group("gloo")
 rank = ranks.rank()
 gathered = ranks.gather_objects({"a": (rank, rank * "long")})
@@ -44,7 +44,7 @@ def test_a_pickle_of_another_program_is_not_run(tmp_path):
 
     data = torch.frombuffer(bytearray(pickle.dumps(Attack(), 2)), dtype=torch.uint8)
     with pytest.raises(BadInput, match=r"sent a value .*cannot be read"):
-        ranks._decode(data)
+        messages._decode(data)
     assert not (tmp_path / "made").exists()
 
 

@@ -16,6 +16,7 @@ from typing import ClassVar
 import pytest
 import torch
 
+from bootfile.exact import checked_files
 from bootfile.exact import files as checkpoint
 from bootfile.ground import lease as run_lease
 from bootfile.ground.errors import BadInput
@@ -94,7 +95,7 @@ class Job:
         self.mirror = mirror.Mirror(Output(str(folder), url), resume, keep)
         self.running.append(self.mirror)
         paths = checkpoint.list_newest_first(str(folder / "checkpoints"))
-        self.state = checkpoint.read(paths[0]) if paths else {"step": 0}
+        self.state = checked_files.read(paths[0]) if paths else {"step": 0}
         self.step = self.state["step"] if resume == "auto" else 0
         self.mirror.start(self.step, every)
 
@@ -667,8 +668,8 @@ def test_checksums_that_are_none_are_refused(server, tmp_path, facts, capsys):
     files = read_list(server, url)["files"]
     (entry,) = (each for each in files if each["path"].endswith("step_2.pt.json"))
     if isinstance(facts, dict):
-        known = checkpoint.facts_of(str(tmp_path / "theirs" / "step_2.pt"))
-        facts = checkpoint._sealed(known | facts).encode()
+        known = checked_files.facts_of(str(tmp_path / "theirs" / "step_2.pt"))
+        facts = checkpoint.seal(known | facts).encode()
     write_object(server, url, entry["path"], facts)
     entry |= {"size": len(facts), "sha256": hashlib.sha256(facts).hexdigest()}
     write_list(server, url, files)

@@ -9,14 +9,14 @@ import sys
 import pytest
 import torch
 
+from bootfile.exact import checked_files, nonfinite
 from bootfile.exact import files as checkpoint
-from bootfile.exact import nonfinite
+from bootfile.exact.due import Interval
 from bootfile.exact.loop import Exact
 from bootfile.exact.plugins import Plugin
 from bootfile.exact.restore import load
 from bootfile.ground import again
 from bootfile.ground.errors import BadInput
-from bootfile.ground.intervals import Interval
 from common.checkpoint.checkpointer import Checkpointer
 from common.checkpoint.scores import Scores
 from common.run.metrics import Metrics, absolute_error
@@ -109,7 +109,7 @@ def test_a_checkpoint_holds_no_secret_and_everything_else(recovery, tmp_path):
     _train(keeper, model)
     assert sorted(os.listdir(tmp_path / "checkpoints")) == ["step_4.pt", "step_4.pt.json"]
     path = str(tmp_path / "checkpoints" / "step_4.pt")
-    state = checkpoint.read(path)
+    state = checked_files.read(path)
     assert b"hunter2" not in open(path, "rb").read()  # noqa: SIM115
     assert state["arguments"]["data_url"] == "https://host/data" and "secret_key" not in state["arguments"]
     assert state["step"] == 4
@@ -294,7 +294,7 @@ def test_what_is_whole_but_not_a_state_is_refused_and_the_one_before_is_taken(re
     keeper, model = recovery(keep=3)
     _train(keeper, model, steps=8)
     path = checkpoint.list_newest_first(keeper.saver.checkpoints)[0]
-    state = checkpoint.read(path)
+    state = checked_files.read(path)
     checkpoint.write(path, state | damage, step=8, run=keeper.state.run)
     again, _ = recovery(keep=3)
     said = capsys.readouterr().out

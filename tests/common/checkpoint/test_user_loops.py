@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import torch
 
+from bootfile.exact.due import Interval
 from bootfile.ground.errors import BadInput
-from bootfile.ground.intervals import Interval
+from bootfile.histories import read_states
 from bootfile.loaders.map_style import map_style_loader
-from bootfile.records import read_states
 from bootfile.sampling.sampler import BatchSampler
 from common.checkpoint.checkpointer import Checkpointer
 from tests.support.checkpointers import run_of

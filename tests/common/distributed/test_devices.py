@@ -18,9 +18,9 @@ FAKE = textwrap.dedent(f"""
     import os, runpy, sys, torch
     torch.cuda.device_count = lambda: {GPUS}
     sys.path.insert(0, {str(ROOT)!r})
-    from common.distributed import devices, process_group
+    from common.distributed import accelerators, process_group
     did = []
-    devices.open_gpu = lambda device: did.append(str(device))
+    accelerators.open_gpu = lambda device: did.append(str(device))
     place = lambda topology: did.append(f"{{topology.rank}} {{topology.world_size}}")
     process_group.meet = lambda args, topology: place(topology) or {{}}
 
@@ -94,7 +94,7 @@ def _args(**values):
 def test_choice_of_device(monkeypatch):
     touched = []
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr("common.distributed.devices.open_gpu", touched.append)
+    monkeypatch.setattr("common.distributed.accelerators.open_gpu", touched.append)
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     args, topology = _args()

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from bootfile import records
+from bootfile import histories, records
 from bootfile.exact import files
 from bootfile.ground.exit_codes import DIFFERS
 from bootfile.receipt.compare import compare_states
@@ -49,7 +49,7 @@ def test_a_process_that_computes_wrongly_is_named_before_the_step_is_used(proces
     again = run_ranks(job, *words, output, ranks=processes)[0].stdout
     assert "step 4 of 9" in re.search("resumed from .*", again)[0]
     assert compare_states(str(whole), str(tmp_path / "run"))[0]
-    sums = records.read_shards(str(whole))
+    sums = histories.read_shards(str(whole))
     assert list(sums) == list(range(1, 10)) and {len(of_step) for of_step in sums.values()} == {SHARDS}
     assert (tmp_path / "run" / records.SHARDS).read_text() == (whole / records.SHARDS).read_text()
 
@@ -61,7 +61,7 @@ def test_the_bits_are_those_of_a_run_without_it(tmp_path):
         words = (*WORDS, f"--recheck={every}", output)
         assert "warning" not in run_ranks("jobs/train_exact.py", *words, ranks=processes)[0].stdout
         assert compare_states(str(tmp_path / "0-2"), str(tmp_path / f"{every}-{processes}"))[0]
-    none, *sums = (records.read_shards(str(tmp_path / name)) for name in ("0-2", "1-1", "2-2", "1-3"))
+    none, *sums = (histories.read_shards(str(tmp_path / name)) for name in ("0-2", "1-1", "2-2", "1-3"))
     assert not none and sums[0] and sums == sums[:1] * 3
 
 
@@ -109,7 +109,7 @@ def test_a_start_without_it_computes_the_steps_of_an_earlier_one_again(tmp_path)
     delete(5, 6, 8, 9)
     run_ranks(job, *words, "--recheck=100", ranks=1)
     delete(7)
-    assert list(records.read_shards(str(tmp_path / "run"))) == list(range(1, 10))
+    assert list(histories.read_shards(str(tmp_path / "run"))) == list(range(1, 10))
     shown = audit(tmp_path / "run", "--share=all")
     assert re.search("^steps 5-8: equal", shown, re.MULTILINE), shown
     assert re.search("^equal: 6 of 6 intervals", shown, re.MULTILINE), shown

@@ -10,8 +10,10 @@ import sys
 import pytest
 
 from bootfile.ground.errors import BadInput
-from common.platform.platforms import STARTED_BY, default_grace, first_host
-from common.platform.topology import Topology, promised_gpus, resolve
+from common.platform.place import default_grace, promised_gpus, resolve
+from common.platform.platforms import first_host
+from common.platform.signs import STARTED_BY
+from common.platform.topology import Topology
 from launch.profiles import PROFILES, Folders, make_rank_table, make_starts
 from tests.conftest import QUICK, ROOT, environment, names, run
 

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from datasets.loaders import backends
-from datasets.loaders.image_loader import ToDevice, start_pool
+from datasets.loaders.image_loader import ToDevice
+from datasets.loaders.threads import start_pool
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 

@@ -21,7 +21,7 @@ import yaml
 
 from bootfile.ground.errors import BadInput
 from bootfile.ground.exit_codes import RESTARTED
-from common.platform import topology
+from common.platform.place import resolve
 from launch.platforms import config as job_config
 from launch.platforms import templates
 from launch.profiles import Folders, make_starts
@@ -225,7 +225,7 @@ def test_the_pods_find_each_other(tmp_path):
     assert service["spec"]["selector"] == {"batch.kubernetes.io/job-name": job["metadata"]["name"]}
     assert spec["template"]["spec"]["subdomain"] == service["metadata"]["name"]
     for node in range(2):
-        place = topology.resolve(argparse.Namespace(), variables_of(job, node))
+        place = resolve(argparse.Namespace(), variables_of(job, node))
         assert (place.source, place.node_rank, place.nodes) == ("kubernetes", node, 2)
         # the host name of a pod is JOB-INDEX
         assert place.master_host == f"{job['metadata']['name']}-0.{service['metadata']['name']}"

@@ -14,7 +14,7 @@ import yaml
 from botocore.validate import ParamValidator
 
 from bootfile.ground.errors import BadInput
-from common.platform import topology
+from common.platform.place import resolve
 from launch.platforms import config as job_config
 from launch.platforms import request as job_request
 from launch.platforms import submit, templates
@@ -83,7 +83,7 @@ def test_a_dry_run_needs_no_network_no_keys_and_no_sdk(tmp_path):
         assert "--train_url=/home/ma-user/modelarts/outputs/train_url_0" in words
         env = dict(line.strip().replace("'", "").split("=", 1) for line in variables.splitlines())
         assert env["PYTHONUNBUFFERED"] == "1" and env["OMP_NUM_THREADS"] == "8" and env["MA_NUM_GPUS"] == "8"
-        place = topology.resolve(_arguments(words), env)
+        place = resolve(_arguments(words), env)
         assert (place.nodes, place.node_rank, place.master_port) == (2, node, 6666)
         assert place.master_host == "modelarts-job-simulated-worker-0.modelarts-job-simulated"
 
@@ -313,7 +313,7 @@ def _check_layout(platform, nodes, gpus, env, words):
     hosts = [f"node-{number}" for number in range(nodes)]
     folders = Folders("/code", "/in", "/out", "/cache", "/log")
     places = [
-        topology.resolve(_arguments(words), env | start.environment)
+        resolve(_arguments(words), env | start.environment)
         for node in range(nodes)
         for start in make_starts(platform, node, nodes, gpus or 1, hosts, 23456, folders, gpus)
     ]
@@ -370,9 +370,7 @@ def test_sagemaker_file(layout, tmp_path):
     for node, host in enumerate(hosts):
         content = {"current_host": host, "hosts": hosts, "network_interface_name": "eth0"}
         (tmp_path / "resourceconfig.json").write_text(json.dumps(content))
-        found = topology.resolve(
-            _arguments(words), job["Environment"] | {"SM_INPUT_CONFIG_DIR": str(tmp_path)}
-        )
+        found = resolve(_arguments(words), job["Environment"] | {"SM_INPUT_CONFIG_DIR": str(tmp_path)})
         assert (found.source, found.nodes, found.node_rank) == ("sagemaker", nodes, node)
         assert found.master_host == "algo-1"
 

@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 from bootfile import Exact, torch_loader, usual
 from bootfile.exact import pace
-from bootfile.ground.intervals import Interval
+from bootfile.exact.due import Interval
 
 pace._SECONDS = 1.0
 torch.set_num_threads(1)
