@@ -6,6 +6,10 @@ entry here; only what no row can say (lists of Slurm, tables of Ascend) is a fun
 
 The sources are the vendors' documents and SDKs, read in November 2026; none was verified on a live account.
 If a platform leaves the port to the user, the port is MASTER_PORT, as users' scripts set it.
+
+To add a platform: an entry in PROFILES; in _READERS of platforms.py _of(NAME), or a function from the
+environment to a Claim, more specific platforms first; an environment and its topology in
+tests/common/platform/test_topology.py; if a tool submits its jobs, a template in launch/platforms/templates/.
 """
 
 from collections.abc import Mapping

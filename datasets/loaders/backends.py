@@ -1,5 +1,9 @@
 """Select a backend by name or by its speed here, and build a loader or an engine. Every backend except
-synthetic delivers the same samples, labels and boxes."""
+synthetic delivers the same samples, labels and boxes.
+
+To add one: write an Engine (bootfile/loaders/loader.py) into engines/, as dali.py. Add its name to BACKENDS,
+reasons() and engine() here, and to tests/datasets/loaders/test_loaders.py.
+"""
 
 import argparse
 import importlib.util
