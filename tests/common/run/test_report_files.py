@@ -11,6 +11,7 @@ import torch
 from bootfile.exact import choose
 from bootfile.exact import files as checkpoint
 from bootfile.ground.errors import BadInput
+from tests.bootfile.exact.test_ladder import is_whole
 from tests.support.checkpointers import StubLoader, begin, log_of
 
 
@@ -78,7 +79,7 @@ def test_a_checkpoint_under_the_name_of_another_step_is_passed_over(tmp_path, ca
     path, _ = choose.choose(str(tmp_path / "7.pt"), "", lambda state: None)
     assert os.path.basename(path) == "7.pt", "a name without a step"
     checkpoint.write(str(tmp_path / "step_3.pt"), {"a": 3}, step=3, run="r")
-    checkpoint.keep(str(tmp_path / "step_3.pt"), 2, {})
+    checkpoint.keep(str(tmp_path / "step_3.pt"), 2, is_whole)
     assert {path.name for path in tmp_path.glob("step_*.pt")} == {"step_2.pt", "step_3.pt"}
 
 
