@@ -37,7 +37,7 @@ def backward_without_trace(
     kind = parameter.device.type
 
     def move(tensor: torch.Tensor) -> torch.Tensor:
-        # numbers with a point get the type of the parameter, too
+        # floating-point numbers get the type of the parameter, too
         return tensor.to(parameter) if tensor.is_floating_point() else tensor.to(parameter.device)
 
     # kept for the end: a forward pass changes the statistics of BatchNorm

@@ -41,10 +41,9 @@ class _Steps:
     def _versions(self) -> tuple[torch.Tensor | None, int, int]:
         """Return (a gradient, how often it was changed in place, how often the parameters were: 0 if hooks
         tell)."""
-        parameters = [*parameters_of(self.optimizer)]
         # the first gradient stands for all gradients of this optimizer
-        gradient = next((one.grad for one in parameters if one.grad is not None), None)
-        weights = sum(parameter._version for parameter in parameters) if _MAY_SKIP_HOOKS else 0
+        gradient = next((one.grad for one in parameters_of(self.optimizer) if one.grad is not None), None)
+        weights = sum(one._version for one in parameters_of(self.optimizer)) if _MAY_SKIP_HOOKS else 0
         return gradient, 0 if gradient is None else gradient._version, weights
 
 
