@@ -148,7 +148,8 @@ def main() -> None:
     micro_batch = sampler.split_batch(args.batch_size, parts * args.accumulate, kind)
     trained = None if args.evaluate else micro_batch
     classifiers.check(args.arch, args.image_size, trained, args.first_image_size, args.model_kwargs)
-    classifiers.check(args.arch, args.image_size, None, args.val_image_size, args.model_kwargs)
+    if args.val_image_size:
+        classifiers.check(args.arch, args.image_size, None, args.val_image_size, args.model_kwargs)
     if args.layer_decay < 1:  # refuses a network without blocks; 10: any number of classes
         make = functools.partial(classifiers.build, args.arch, 10, args.image_size, args.model_kwargs)
         optimizers.count_following(classifiers.on_meta(make))

@@ -46,7 +46,10 @@ LONG = (
     "test_rendezvous.py", "test_simulate.py", "test_loaders.py", "test_upload.py", "test_train_own.py",
     "test_train_ray.py", "test_kspeed.py", "test_shared_output.py", "test_job_service.py",
     "test_object_store_faults.py", "test_data.py", "test_train_fsdp.py", "test_proofs.py",
-    "test_own_loop.py", "test_package.py",
+    "test_own_loop.py", "test_package.py", "test_elastic.py", "test_fork.py", "test_resume.py",
+    "test_audit.py", "test_finetune.py", "test_causes.py", "test_without.py", "test_survivor.py",
+    "test_signals.py", "test_process_group.py", "test_user_loops.py", "test_schedule_state.py",
+    "test_fix_bits.py", "test_lint_rules.py", "test_guides.py", "test_rooms.py", "test_options.py",
 )  # fmt: skip
 QUICK = ("--dataset=digits", "--width=8")  # train.py with 176,258 parameters instead of 11 million
 LONGEST = 400  # seconds of a job that takes 10 alone: a limit only ends a test that hangs

@@ -67,6 +67,12 @@ def test_threads_and_exit_handlers_run_before_the_end(last_line, code, error, tm
     assert result.stderr.splitlines()[-1:] == ([error] if error else [])
 
 
+def test_it_has_the_threads_of_its_environment():
+    code = "import os, torch; print(torch.get_num_threads(), os.environ['OMP_NUM_THREADS'])"
+    assert forked("-c", code, env=environment(OMP_NUM_THREADS="3")).stdout == "3 3\n"
+    assert forked("-c", code).stdout == "1 1\n"
+
+
 LEFT = """
 import multiprocessing, signal, sys
 def work(ready):

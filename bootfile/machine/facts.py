@@ -94,6 +94,7 @@ def _libraries() -> str:
     return ", ".join(f"{name} {match[1]}" for name, match in matches.items() if match) or NONE
 
 
+@functools.cache  # it looks at each library of the process
 def _openblas() -> str:
     """Return the version of NumPy's OpenBLAS, and the kernel that it uses."""
     try:

@@ -1,6 +1,6 @@
 """The wheel of the package `bootfile` works alone: in an environment without the rest of the repository.
 
-The environment is a new one of `python -m venv`, into which its pip installs the wheel. Its torch, NumPy and
+The environment is a new one of `python -m venv`, into which pip installs the wheel. Its torch, NumPy and
 pydantic, with all that they require, are links to those of the tests' environment: a folder that a .pth file
 names has one link for each file or folder that these distributions have installed. Nothing else can be
 imported in it, neither other packages of the tests nor `common`, `datasets`, `jobs` and `launch`.
@@ -98,13 +98,14 @@ def link(folder, *names):
 def installed(wheel, tmp_path_factory):
     """Return the folder of the programs of a new environment: bootfile, python."""
     folder = tmp_path_factory.mktemp("environment")
-    call(sys.executable, "-m", "venv", folder / "venv")
+    call(sys.executable, "-m", "venv", "--without-pip", folder / "venv")  # with its own pip it takes seconds
     programs = folder / "venv" / "bin"
     link(folder / "links", "torch", "numpy", "pydantic")
     show = "import sysconfig; print(sysconfig.get_path('purelib'))"
     site = call(programs / "python", "-c", show).stdout.strip()
     Path(site, "of_the_tests.pth").write_text(f"{folder / 'links'}\n")
-    call(programs / "python", *PIP, "install", "--quiet", "--no-deps", "--no-index", wheel)
+    here = ("--python", programs / "python", "install")
+    call(sys.executable, *PIP, *here, "--quiet", "--no-deps", "--no-index", wheel)
     return programs
 
 

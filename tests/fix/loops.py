@@ -1,14 +1,12 @@
 """Training scripts of several styles, as users write them, and a process that runs them."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
 
 from bootfile.fix.edits import CannotEdit, Script
-from tests.conftest import ROOT, environment
+from tests.conftest import run
 
 # everything at the level of the module; a schedule of epochs
 MODULE = '''\
@@ -198,8 +196,8 @@ if __name__ == "__main__":
 
 SCRIPTS = {"module": MODULE, "main": MAIN, "helper": HELPER, "class": CLASS}
 
-# It imports torch once, and starts each group of runs as processes of its own. A run: folder, script,
-# arguments, environment, and step -> signal, which comes at the end of this step.
+# It has torch, and starts each group of runs as processes of its own. A run: folder, script, arguments,
+# environment, and step -> signal, which comes at the end of this step.
 _RUNNER = """
 import json, os, runpy, sys, time, traceback
 import torch._dynamo  # an optimizer imports it
@@ -239,7 +237,7 @@ def start(run):
 
 torch.set_num_threads(1)
 codes = []
-for group in json.load(sys.stdin):
+for group in json.loads(sys.argv[1]):
     pids = [start(run) for run in group]
     codes.append([os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids])
 print(json.dumps(codes))
@@ -286,8 +284,4 @@ def refuse(make, path, text):
 
 def run_all(groups):
     """Run groups of processes, one after the other, and return the exit codes of each."""
-    command = [sys.executable, "-c", _RUNNER]
-    given = {"input": json.dumps(groups), "capture_output": True, "text": True, "timeout": 300}
-    result = subprocess.run(command, cwd=ROOT, env=environment(PYTHONPATH=str(ROOT)), **given)
-    assert result.returncode == 0, result.stderr
-    return json.loads(result.stdout.splitlines()[-1])
+    return json.loads(run("-c", _RUNNER, json.dumps(groups)).stdout.splitlines()[-1])

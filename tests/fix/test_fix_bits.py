@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from bootfile.fix.engine import repair
-from tests.conftest import environment, run
+from tests.conftest import cases, environment, run
 from tests.fix.loops import is_equal
 
 SCRIPT = """
@@ -111,6 +111,14 @@ KINDS = {
 }  # fmt: skip
 
 
+# one of each rule in each run of the tests
+SECOND = (
+    "scheduler that is made later", "scheduler that may be None", "schedule that its constructor steps",
+    "counter that is not loaded", "load after the training", "order by a generator", "best that is set later",
+    "best that begins with the last", "epoch left out",
+)  # fmt: skip
+
+
 def write(parts):
     text = SCRIPT
     values = PARTS | parts
@@ -139,7 +147,7 @@ def patch(text, folder, rule):
     return result.new[str(path)].decode()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", cases(KINDS, *SECOND))
 def test_a_restart_is_exact_after_the_repair(kind, tmp_path):
     rule, parts = KINDS[kind]
     old = write(parts)

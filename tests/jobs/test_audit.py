@@ -26,7 +26,7 @@ JOBS = {
         "jobs/train_text.py", "--data_url=datasets/memory", "--layers=1", "--heads=2", "--width=16",
         "--context=32", "--batch_size=16",
     ),
-    "imagenet": ("jobs/imagenet.py", "--arch=resnet18"),
+    "imagenet": ("jobs/imagenet.py", "--arch=shufflenet_v2_x0_5"),
     "imagenet of timm": ("jobs/imagenet.py", "--model=resnet18"),
     "imagenet without timm": ("jobs/imagenet.py", "--arch=resnet18"),
     "imagenet in shards": ("jobs/imagenet.py", "--arch=resnet18", "--exact_shards=2", PROCESSES),

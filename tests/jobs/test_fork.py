@@ -25,7 +25,7 @@ from tests.support.proofs import audit
 JOB = (
     "jobs/train.py",
     *QUICK,
-    "--batch_size=128",
+    "--batch_size=32",
     "--epoch_steps=6",
     "--report_every=2",
     "--sample_losses=true",
@@ -85,7 +85,7 @@ def test_a_run_begins_at_a_step_without_a_state(old, tmp_path):
     assert state(new, STEPS) == state(old, STEPS) and content(old) == before
     [facts] = read_starts(str(new))
     parent = {"folder": os.path.realpath(old), "step": 14, "state": 8, "run": facts["parent"]["run"]}
-    assert facts["parent"] == parent and facts["settings"]["batch_size"] == 128
+    assert facts["parent"] == parent and facts["settings"]["batch_size"] == 32
     compared = run("-m", "launch", "receipt", old, new).stdout
     assert "begins at step 14 of" in compared and re.search(r"data equal .*16 steps.* step 9\b", compared)
     judged = run("-m", "launch", "receipt", new).stdout

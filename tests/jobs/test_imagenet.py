@@ -1,5 +1,6 @@
 """jobs/imagenet.py works at a small size: real and generated folders, backends, restarts, errors."""
 
+import functools
 import importlib.util
 import json
 import re
@@ -15,6 +16,7 @@ from PIL import Image
 from bootfile.ground.errors import BadInput
 from bootfile.receipt import receipt
 from bootfile.records import read_starts
+from common.compute import classifiers
 from common.ground import endings
 from datasets.folders import image_folder, listing
 from datasets.loaders import backends
@@ -35,6 +37,7 @@ from tests.support import tars
 
 CPU = torch.device("cpu")
 JOB = ("jobs/imagenet.py", "--arch=shufflenet_v2_x0_5", "--image_size=32", "--warmup=0", "--print_freq=1")
+CHECK = functools.cache(classifiers.check)  # most of the refused commands have the same network
 HERE = [name for name, reason in backends.reasons(CPU).items() if not reason and name != "synthetic"]
 
 
@@ -249,6 +252,7 @@ def test_what_the_arguments_decide_is_refused_before_the_scan(arguments, message
         *JOB, "--data_backend=threads", f"--data_url={tmp_path}", f"--output_dir={tmp_path / 'out'}",
         "--batch_size=64", *(each.format(**names) for each in arguments),
     ])  # fmt: skip
+    monkeypatch.setattr(classifiers, "check", CHECK)
     monkeypatch.setattr(imagenet.Run, "join", lambda run: (0, 1))
     monkeypatch.setattr(image_folder, "load", lambda *_: pytest.fail("the images were scanned"))
     monkeypatch.setattr(endings, "_at_end", {place: [] for place in endings.PLACES})

@@ -11,7 +11,7 @@ import pytest
 from bootfile.prove.cases import KILLED
 from bootfile.prove.own_job import OwnJob
 from launch.new.cli import make_job
-from tests.conftest import CAN_FORK, QUICK, ROOT, records
+from tests.conftest import CAN_FORK, QUICK, ROOT, cases, records
 from tests.jobs.test_train_fsdp import ADAMW
 from tests.jobs.test_train_own import OPTIONS, TEXT, write_job
 from tests.jobs.test_train_text import OPTIONS as LANGUAGE
@@ -41,6 +41,10 @@ class Row(NamedTuple):
     has_same_loss: bool = False
 
 
+def write_language_model(folder):
+    return changed(make_job(ddp=True, amp=False, text=True), folder / "train.py")
+
+
 OWN, TWO = (*OPTIONS, "--max_steps=12"), "--processes_per_node=2"
 JOBS = {
     "table": Row(lambda folder: write_job(folder, None, False), OWN, (KILLED,)),
@@ -52,11 +56,8 @@ JOBS = {
     "words on 4": Row(
         lambda folder: write_job(folder, TEXT, True), (*OWN, "--processes_per_node=4"), (KILLED, OTHER)
     ),
-    "language model": Row(
-        lambda folder: changed(make_job(ddp=True, amp=False, text=True), folder / "train.py"),
-        (*LANGUAGE, "--max_steps=15"),
-        ALL,
-    ),
+    "language model": Row(write_language_model, (*LANGUAGE, "--max_steps=15"), (KILLED,)),
+    "language model on 2": Row(write_language_model, (*LANGUAGE, "--max_steps=15"), ALL),
     "images": Row(lambda folder: ROOT / "jobs" / "imagenet.py", IMAGENET, (KILLED,)),
     "FSDP": Row(lambda folder: ROOT / "jobs" / "train_fsdp.py", (*FSDP, TWO), (KILLED,)),
     "FSDP with AdamW": Row(
@@ -65,11 +66,7 @@ JOBS = {
 }
 
 
-FAULTS = ("table on 2", "words on 2", "words on 4", "images", "FSDP", "FSDP with AdamW")
-IDS = [pytest.param(name, marks=[pytest.mark.thorough] * (name in FAULTS)) for name in JOBS]
-
-
-@pytest.mark.parametrize("name", IDS)
+@pytest.mark.parametrize("name", cases(JOBS, *JOBS.keys() - {"table", "language model"}))
 def test_a_killed_run_continues_exactly(name, tmp_path):
     if "FSDP" in name and not CAN_FORK:
         pytest.skip("fully_shard() needs torch 2.6, too")

@@ -64,10 +64,11 @@ def test_two_nodes_as_modelarts_starts_them(alone, tmp_path):
         )
 
 
-def test_the_launcher_of_torch(alone, tmp_path):
-    """torch.distributed.run is started by other tests."""
+@pytest.mark.parametrize("fresh", [False, pytest.param(True, marks=pytest.mark.thorough)])
+def test_the_launcher_of_torch(fresh, alone, tmp_path):
+    """torch.distributed.run is started by other tests. fresh: the launcher and its ranks are new Pythons."""
     launcher = ("-m", "torch.distributed.launch", "--nproc-per-node=2", f"--master-port={free_port()}")
-    result = run(*launcher, "jobs/train_ddp.py", *SMALL, "--output_dir", tmp_path, fresh=True)
+    result = run(*launcher, "jobs/train_ddp.py", *SMALL, "--output_dir", tmp_path, fresh=fresh)
     assert "level=process nodes=1 processes_per_node=2" in result.stdout
     _same_run_in_two_processes(result.stdout, tmp_path, alone)
 

@@ -6,7 +6,7 @@ import pytest
 
 from bootfile.histories import read_states
 from launch.new.cli import make_job
-from tests.conftest import QUICK, losses, names, refused, run, run_ranks
+from tests.conftest import QUICK, losses, names, refused, run_ranks
 from tests.support.exact import changed, facts
 
 SMALL = (*QUICK, "--batch_size=32", "--max_steps=6", "--save_every=2", "--report_every=1", "--lr=0.02")
@@ -33,18 +33,26 @@ def trained(tmp_path, job, processes, *options, usual=SMALL) -> dict:
     return facts(output)
 
 
-def test_sgd_is_equal_on_1_to_8_processes(tmp_path):
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """Return the output folder of a run on one process."""
+    folder = tmp_path_factory.mktemp("alone")
+    trained(folder, "jobs/train_exact.py", 1)
+    return folder / "1"
+
+
+@pytest.mark.parametrize(
+    "processes", [3, 8, *[pytest.param(each, marks=pytest.mark.thorough) for each in (2, 5, 7)]]
+)
+def test_sgd_is_equal_on_1_to_8_processes(processes, alone, tmp_path):
     """8 shards, which 3, 5 and 7 do not divide."""
-    runs = {
-        processes: trained(tmp_path, "jobs/train_exact.py", processes) for processes in (1, 2, 3, 5, 7, 8)
-    }
-    assert len(runs[1]["state"]) == 3 and len(runs[1]["figures"]) == 7 and len(runs[1]["weights"]) == 2
-    parts = runs[1]["state"][6]
+    one = facts(alone)
+    assert len(one["state"]) == 3 and len(one["figures"]) == 7 and len(one["weights"]) == 2
+    parts = one["state"][6]
     assert any("momentum_buffer" in name for name in parts) and "model.conv1.0.weight" in parts
     assert any("running_var" in name for name in parts)
-    for processes in (2, 3, 5, 7, 8):
-        assert runs[processes] == runs[1], processes
-    reported = losses(tmp_path / "1")
+    assert trained(tmp_path, "jobs/train_exact.py", processes) == one
+    reported = losses(alone)
     assert max(reported) - min(reported) > 0.02, "the loss does not change"
 
 
@@ -156,10 +164,8 @@ def test_a_run_that_is_killed_on_2_and_8_processes_ends_on_1_as_the_undisturbed_
     assert read_states(str(tmp_path / "killed")).keys() == {2, 4, 6, 8, 10, 12}
 
 
-def test_a_checkpoint_of_another_number_of_shards_is_refused(tmp_path):
-    output = f"--output_dir={tmp_path}"
-    run("jobs/train_exact.py", *SMALL, "--max_steps=2", output)
-    line = refused("jobs/train_exact.py", *SMALL, "--exact_shards=4", output)
+def test_a_checkpoint_of_another_number_of_shards_is_refused(alone):
+    line = refused("jobs/train_exact.py", *SMALL, "--exact_shards=4", f"--output_dir={alone}")
     assert "its --exact_shards is 8, this run's is 4" in line
 
 

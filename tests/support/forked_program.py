@@ -27,6 +27,7 @@ _SET_BY_IMPORTS = (
     "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK", "LD_LIBRARY_PATH", "TORCHELASTIC_", "TORCH_NCCL_",
     "TORCHINDUCTOR_CACHE_DIR",
 )  # fmt: skip
+_THREADS = "OMP_NUM_THREADS"  # a fork sets them; NumPy's OpenBLAS keeps those of the server
 _LEVELS = ("--cpu_level", "--cpu-level")
 # Packages of the fork server that tests put doubles of into a folder, or that have other names there.
 _IMPORTED = ("torch", "torchvision", "numpy", "sklearn", "cv2", "boto3", "pydantic", "psutil", "torch_npu")
@@ -64,6 +65,8 @@ def can_run(words: list[str], environment: dict[str, str], usual: dict[str, str]
     # a level of instructions is set before torch is imported
     is_program = is_program and not any(word.startswith(_LEVELS) for word in words)
     changed = {name for name, _ in (PRESET | environment).items() ^ (usual | PRESET).items()}
+    if environment.get(_THREADS, "").isdecimal():
+        changed.discard(_THREADS)
     if not any(map(_has_what_a_start_imports, environment.get("PYTHONPATH", "").split(os.pathsep))):
         changed.discard("PYTHONPATH")
     return is_program and not any(
@@ -107,6 +110,9 @@ def run(words: list[str], environment: dict[str, str], folder: str, path: list[s
     os.environ.clear()
     show_in_proc(words, environment)
     os.environ.update(environment)
+    torch, threads = sys.modules["torch"], environment.get(_THREADS, "")
+    if threads.isdecimal() and int(threads) != torch.get_num_threads():
+        torch.set_num_threads(int(threads))
     tempfile.tempdir = None
     if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)

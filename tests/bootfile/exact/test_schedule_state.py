@@ -11,6 +11,7 @@ from bootfile.exact.due import Interval
 from bootfile.exact.replay import load
 from bootfile.exact.schedules import ScheduleState
 from bootfile.ground.errors import BadInput
+from tests.conftest import cases
 from tests.support.checkpointers import make
 
 STEPS = 40
@@ -72,6 +73,13 @@ SCHEDULES = {
 }
 
 
+# classes of torch whose state is of the kind of another one in SCHEDULES
+SIMILAR = (
+    "MultiStepLR", "ConstantLR", "LinearLR", "ExponentialLR", "PolynomialLR", "CyclicLR", "MultiplicativeLR",
+    "CosineAnnealingLR beyond T_max",
+)  # fmt: skip
+
+
 @pytest.fixture
 def job(tmp_path, monkeypatch):
     """Return job(schedule, to, **arguments). It trains up to a step, from the newest checkpoint if any, and
@@ -119,7 +127,7 @@ def job(tmp_path, monkeypatch):
     return train
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("name", cases(SCHEDULES, *SIMILAR))
 def test_every_rate_and_weight_is_that_of_the_uninterrupted_run(job, name):
     rates, groups, weights = job(SCHEDULES[name], folder="whole")
     assert name == "none" or len({str(rate) for rate in rates}) > 1
@@ -182,7 +190,9 @@ def test_a_rate_that_was_changed_by_hand_stays(job):
         assert rest[0] == whole[0][26:] and all(map(torch.equal, rest[2], whole[2]))
 
 
-@pytest.mark.parametrize("name", [each for each in SCHEDULES if each[0].isupper() and "Plateau" not in each])
+@pytest.mark.parametrize(
+    "name", cases([each for each in SCHEDULES if each[0].isupper() and "Plateau" not in each], *SIMILAR)
+)
 def test_another_rate_and_length_go_on_at_the_same_place_of_the_new_schedule(job, name):
     def longer(optimizer):
         if name == "LambdaLR":  # its state_dict does not show the difference

@@ -35,6 +35,11 @@ def prove(*words, cwd=ROOT, code=0):
     return run(ROOT / "launch" / "__main__.py", "prove", *words, cwd=cwd, code=code, timeout=900)
 
 
+def refused(*words, cwd):
+    """Return the errors of a command that is refused. Its jobs are forked, too: `launch` has a nursery."""
+    return run("-m", "launch", "prove", *words, cwd=cwd, env=environment(PYTHONPATH=str(ROOT)), code=2).stderr
+
+
 @pytest.mark.thorough
 def test_a_job_of_bootfile_is_exact(tmp_path):
     page = tmp_path / "proof.html"
@@ -619,8 +624,8 @@ def test_bad_input_is_one_line(words, message, tmp_path):
     (tmp_path / "own.py").write_text("import sys; sys.exit('no such option')")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "a.pt").touch()
-    result = prove(*words, cwd=tmp_path, code=2)
-    assert all(part in result.stderr for part in message.split(" ... ")) and result.stderr.count("\n") == 1
+    errors = refused(*words, cwd=tmp_path)
+    assert all(part in errors for part in message.split(" ... ")) and errors.count("\n") == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["full", "own.py"]
 
 
@@ -628,7 +633,7 @@ def test_a_script_without_files_to_compare_is_refused(tmp_path):
     """The contract of the room: it saves its weights at its end."""
     (tmp_path / "own.py").write_text("import os; os.mkdir('OUT')")
     words = ("own.py", "--compare", "OUT/*.pt", "--resume_with=--resume")
-    assert "own.py wrote no file OUT/*.pt" in prove(*words, cwd=tmp_path, code=2).stderr
+    assert "own.py wrote no file OUT/*.pt" in refused(*words, cwd=tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["own.py"]
 
 

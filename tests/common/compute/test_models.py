@@ -92,7 +92,7 @@ def _train(arch: str, size: int, kwargs: str, checkpoints: bool) -> tuple[dict, 
     [
         ("resnet18", 32, "{}"),
         ("convnext_tiny", 32, "{stochastic_depth_prob = 0.5}"),
-        ("vit_b_32", 32, "{dropout = 0.5}"),
+        pytest.param("vit_b_32", 32, "{dropout = 0.5}", marks=pytest.mark.thorough),  # 86 million parameters
         ("timm:resnet10t", 32, "{drop_path_rate = 0.5}"),
         ("timm:vit_tiny_patch16_224", 32, "{drop_rate = 0.5, drop_path_rate = 0.5}"),
     ],

@@ -470,10 +470,10 @@ def test_a_process_that_crashes_once_is_replaced(tmp_path):
     code = f"step == 6 and rank == 1 and not os.path.exists({str(once)!r})"
     crashes = f"(os.mkdir({str(once)!r}), os.kill(os.getpid(), 11))"
     job = _job_that(tmp_path / "job.py", f"{code} and {crashes}")
-    options = ("--epochs=3", "--processes_per_node=2", "--elastic=true", f"--output_dir={tmp_path / 'run'}")
+    options = ("--epochs=2", "--processes_per_node=2", "--elastic=true", f"--output_dir={tmp_path / 'run'}")
     shown = run(job, *JOB, *options)
     assert re.search(f"rank 1 on node 0 .*SIGSEGV at {job}:", shown.stdout)
-    run(*EXACT, "--epochs=3", f"--output_dir={tmp_path / 'one'}")
+    run(*EXACT, "--epochs=2", f"--output_dir={tmp_path / 'one'}")
     assert facts(tmp_path / "run") == facts(tmp_path / "one")
 
 
