@@ -78,7 +78,9 @@ def test_another_instruction_set_is_refused_unless_it_is_a_new_level(lines, monk
     with pytest.raises(BadInput, match=r"ATen AVX512 until step 8.*ATen AVX2"):
         _make(lines, same=True).compare_starts(state)
     monkeypatch.setattr(machines, "level_in_use", lambda: "avx2")
-    assert _make(lines, same=True).compare_starts(state)
+    for before in (THERE, HERE | {"ATen": "DEFAULT"}, HERE | {"MKL": "Intel AVX2"}):  # native, any, native
+        state["machines"] = [{"step": 1, **before}]
+        assert _make(lines, same=True).compare_starts(state)
     # the level that the run has already had: another difference
     state["machines"] = [{"step": 1, **HERE, "ATen": "avx2", "MKL": "COMPATIBLE", "operators": "1"}]
     monkeypatch.setattr(machines.facts, "describe", lambda: HERE | {"operators": "2"})
