@@ -65,6 +65,32 @@ def test_the_default_of_torchrun_is_not_a_wish(variables, expected):
     assert find_wish(**variables) == expected
 
 
+TORCHRUN_OF_2 = {"OMP_NUM_THREADS": "1", "TORCHELASTIC_RUN_ID": "none", "LOCAL_WORLD_SIZE": "2"}
+
+
+@pytest.mark.parametrize(
+    "variables, in_use, wish, source",
+    [
+        ({}, 4, 0, ""),
+        ({}, 3, 3, "torch.set_num_threads(3)"),
+        ({"OMP_NUM_THREADS": "2"}, 2, 2, "OMP_NUM_THREADS=2"),
+        ({"OMP_NUM_THREADS": "2,4"}, 2, 2, "OMP_NUM_THREADS=2"),  # of nested regions
+        ({"OMP_NUM_THREADS": "none"}, 4, 0, ""),
+        ({"MKL_NUM_THREADS": "9"}, 4, 9, "MKL_NUM_THREADS=9"),  # MKL takes one for each core
+        ({"OMP_NUM_THREADS": "2"}, 3, 3, "torch.set_num_threads(3)"),
+        (TORCHRUN_OF_2, 1, 0, ""),
+        (TORCHRUN_OF_2 | {"LOCAL_WORLD_SIZE": "1"}, 1, 1, "OMP_NUM_THREADS=1"),  # torchrun did not set it
+        ({"OMP_NUM_THREADS": "1", "ACCELERATE_MIXED_PRECISION": "no"}, 1, 0, ""),
+    ],
+)
+def test_the_threads_that_a_user_asks_for(monkeypatch, variables, in_use, wish, source):
+    """On four cores, with `in_use` threads of torch."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: in_use)
+    monkeypatch.setattr(threads, "physical_cores", lambda: ["0", "1", "2", "3"])
+    place = threads.find_place(variables)
+    assert (place.wish, place.source) == (wish, source)
+
+
 def test_set_num_threads_is_a_wish():
     number = len(physical_cores()) + 3
     script = (

@@ -2,6 +2,7 @@
 samples. A correct run gives no line."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from bootfile.receipt import receipt as loader_receipt
 from bootfile.receipt.cli import report
 from bootfile.receipt.loop_receipt import Receipt
 from bootfile.receipt.one_run import Options
+from bootfile.receipt.recorded_run import Run
 from bootfile.sampling.removal import write_removed
 from bootfile.sampling.sampler import BatchSampler, WholeBatchSampler
 from tests.conftest import names
@@ -210,6 +212,33 @@ def test_a_run_of_a_loader_in_an_order_of_its_own(tmp_path, capsys):
     )):  # fmt: skip
         assert cli.main([write_run(tmp_path / str(number), sampler, **facts)]) == code
         assert ("unusual: " in capsys.readouterr().out) == bool(code)
+
+
+def test_the_ranks_of_the_samples_of_a_step(tmp_path):
+    """Exact shards are divided among the ranks as they are, also if not equally."""
+    sampler = BatchSampler(SIZE, BATCH, 0)
+    folder = tmp_path / "run"
+    write_run(folder, sampler)
+    for shards, expected in ((None, [0, 0, 0, 0, 1, 1, 1, 1]), (8, [0, 0, 1, 1, 1, 2, 2, 2])):
+        start = json.loads((folder / "starts.jsonl").read_text())
+        start["settings"] = {"exact_shards": shards}
+        start["environment"] = {"world size": 3 if shards else 2}
+        (folder / "starts.jsonl").write_text(json.dumps(start) + "\n")
+        run = Run(str(folder))
+        assert run.ranks(run.sampler(3), 3).tolist() == expected
+
+
+def test_two_runs_of_which_one_lacks_samples_are_compared_without_these(tmp_path, capsys):
+    sampler = BatchSampler(SIZE, BATCH, 0)
+    removed = sampler.batch(2)[:1]
+    whole = write_run(tmp_path / "whole", sampler)
+    for other, words in (
+        (sampler, r"steps 3, 1\d were without some samples in one run, the other ids are equal"),
+        (BatchSampler(SIZE, BATCH, 1), "step 3 had other samples, also without those that were removed"),
+    ):
+        folder = write_run(tmp_path / str(other.seed), other, removed=removed)
+        assert cli.main([whole, folder]) == 1
+        assert re.search(words, capsys.readouterr().out)
 
 
 def test_a_step_of_which_all_samples_were_removed_is_not_one_of_skip_steps(tmp_path, capsys):
