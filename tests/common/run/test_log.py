@@ -150,6 +150,26 @@ def test_the_rate_and_the_parts_of_the_time(tmp_path, capsys):
     assert "data train=3 test=3 source=Texts" in capsys.readouterr().out
 
 
+def test_an_evaluation_alone_is_one_line_with_all_digits(tmp_path, capsys):
+    log, loader = log_of(tmp_path / "run", evaluate=True), StubLoader(4)
+    begin(log, loader, 4, 4)
+    log.validation(torch.tensor([98765.4321, 600, 900], dtype=torch.float64))
+    log.finish()
+    assert capsys.readouterr().out == "val_loss=109.739 val_acc=0.666667 val_count=900\n"
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_profile_is_the_time_between_two_reports(tmp_path, capsys):
+    log, loader = log_of(tmp_path / "run", prof=2), StubLoader(4)
+    begin(log, loader, 0, 4)
+    for loader.step in (2, 4):
+        log.report(torch.tensor([1.0, 4.0, 8.0], dtype=torch.float64), None)
+        log._profiled[-1] += loader.step  # seconds
+    assert log.profiled_seconds == pytest.approx(2, abs=0.5)
+    log.finish()
+    assert capsys.readouterr().out == "" and not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize(
     ("processes", "per_node", "nodes"), [(1, None, 1), (1, "1", 1), (8, "4", 2), (8, "8", 1)]
 )

@@ -190,7 +190,7 @@ def test_the_loaders_have_the_images_of_their_split(open_loaders, log):
     assert train.plan.index is train_index and val.plan.index is val_index
     sampler = train.plan.sampler
     assert (sampler.global_batch, sampler.seed, sampler.total_steps, sampler.shards) == (8, 3, 3, 2)
-    assert (train.plan.size, val.plan.size) == (32, 40)
+    assert (train.plan.size, val.plan.size, val.plan.sampler.largest) == (32, 40, 4)
     assert train.plan.augment is augment.random_resized_crop
     assert isinstance(val.plan.augment, functools.partial) and val.plan.augment.func is augment.center_crop
     labels = torch.cat([labels for _, labels in val])
