@@ -310,3 +310,14 @@ def test_a_restart_writes_the_steps_after_its_checkpoint_again(tmp_path, first):
     for step, (ids, losses_of_step) in found.items():
         assert ids.tolist() == list(range(8 * step - 8, 8 * step))
         assert np.allclose(losses_of_step, whole[step])
+
+
+def test_a_file_that_was_deleted_begins_again(tmp_path):
+    criterion = torch.nn.CrossEntropyLoss()
+    steps = Steps(criterion, tmp_path)
+    for step in (1, 2, 3):
+        criterion(*steps.next())
+        if step == 3:
+            Path(path_of(str(tmp_path), 0)).unlink()
+        steps.kept.write()
+    assert list(steps.read()) == [3]
