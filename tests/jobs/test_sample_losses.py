@@ -316,7 +316,9 @@ def test_a_file_that_was_deleted_begins_again(tmp_path):
     criterion = torch.nn.CrossEntropyLoss()
     steps = Steps(criterion, tmp_path)
     for step in (1, 2, 3):
-        criterion(*steps.next())
+        outputs, targets = steps.next()
+        steps.batch.ids = steps.batch.ids[:3]
+        criterion(outputs[:3], targets[:3])
         if step == 3:
             Path(path_of(str(tmp_path), 0)).unlink()
         steps.kept.write()
