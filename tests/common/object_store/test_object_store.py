@@ -318,6 +318,31 @@ def test_the_digest_of_an_object_is_one_of_its_bytes(calls, tmp_path):
         assert calls.store.fetch("key", str(tmp_path / "file"), 1, sha256=given) == has_digest
 
 
+def test_bytes_that_come_again_are_taken_back_from_the_progress(calls):
+    for failure in (None, StoreError("cut", "damaged", again=True)):
+        progress = []
+        with pytest.raises(StoreError), calls.store._transfer("key", 10, progress.append) as options:
+            options["Callback"](4)
+            if failure:
+                raise failure
+        assert progress == [4, -4]
+    with calls.store._transfer("key", 10, progress.append) as options:
+        options["Callback"](10)
+    assert progress == [4, -4, 10]
+
+
+def test_the_limits_of_the_environment(nowhere, monkeypatch):
+    monkeypatch.setenv("BOOTFILE_STORE_TIMEOUT", "7")
+    monkeypatch.setenv("BOOTFILE_STORE_ATTEMPTS", "3")
+    config = ObjectStore("s3://bucket", threads=2).client.s3.meta.config
+    assert (config.read_timeout, config.connect_timeout) == (7, 10)
+    assert config.retries["total_max_attempts"] == 3
+    for wrong in ("0", "-1", "many"):
+        monkeypatch.setenv("BOOTFILE_STORE_TIMEOUT", wrong)
+        with pytest.raises(BadInput, match=f"BOOTFILE_STORE_TIMEOUT={wrong} "):
+            ObjectStore("s3://bucket")
+
+
 def test_an_upload_without_a_date_may_be_running(calls, monkeypatch):
     uploads = [{"Key": "run/a/big", "UploadId": "7"}]
     monkeypatch.setattr(calls.store.client, "entries", lambda *words, **options: uploads)
