@@ -219,3 +219,33 @@ def test_a_difference_in_words():
     moved = [*one, {"step": 7, **MACHINE, "CPU": "Z"}]
     pattern = r"B computed .*\bCPU A\b.*\bCPU Z\b.*\bstep 7\b.*"
     assert re.fullmatch(pattern, first_difference(("A", "B"), one, moved))
+
+
+@pytest.mark.parametrize(
+    "known, expected",
+    [
+        ({}, "AMD EPYC 9354 32-Core Processor"),
+        ({"cpu_name": "AMD EPYC 9354"}, "AMD EPYC 9354 32-Core Processor"),
+        ({"cpu_name": "Intel Xeon (Haswell)"}, "Intel Xeon (Haswell)"),  # under an emulator
+    ],
+)
+def test_the_name_of_a_cpu_is_what_its_instruction_says(monkeypatch, known, expected):
+    """An emulator shows the file of its host."""
+    fields = {"model name": "AMD EPYC 9354 32-Core Processor", "vendor_id": "AuthenticAMD"}
+    monkeypatch.setattr(processor, "read_cpuinfo", lambda field: fields[field])
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: known, raising=False)
+    assert processor.name.__wrapped__() == expected
+    monkeypatch.setattr(processor, "name", lambda: expected)
+    assert processor.vendor.__wrapped__() == ("Intel" if "Haswell" in expected else "AMD")
+    monkeypatch.setattr(processor, "name", lambda: "KVM processor")
+    assert processor.vendor.__wrapped__() == "AuthenticAMD"
+
+
+def test_a_run_on_more_machines_than_the_other_one():
+    one = [{"step": 1, **MACHINE}]
+    two = [*one, {"step": 9, **MACHINE, "ATen": "AVX512"}]
+    text = "computed with ATen AVX2 first, and with ATen AVX512 from step 9 on"
+    assert first_difference(("a", "b"), two, one) == f"a {text}"
+    assert first_difference(("a", "b"), one, two) == f"b {text}"
+    assert first_difference(("a", "b"), two, two) == first_difference(("a", "b"), one, one) == ""
+    assert first_difference(("a", "b"), one, []) == ""
