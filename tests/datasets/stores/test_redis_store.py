@@ -476,6 +476,7 @@ def test_an_active_set_goes_with_the_last_one(empty_redis, index, made):
         assert stored.samples == 40 and stored.mode == "active" and stored.title.endswith("/train")
         keys = {f"bootfile:{stored.name}:about", f"bootfile:{stored.name}:leases", "bootfile:names"}
         assert {key.encode() for key in keys} <= {*client.keys()}, "other versions use these names"
+        assert client.ttl(f"bootfile:{stored.name}:about") > redis_store.SAMPLE_LIFETIME, "found by it"
     assert client.dbsize() == 0
 
 
