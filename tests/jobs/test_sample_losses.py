@@ -164,10 +164,10 @@ def test_a_run_without_losses_is_refused(tmp_path):
 class Steps:
     """A SampleLosses without a job: the k-th batch has the ids 8 k to 8 k + 7."""
 
-    def __init__(self, criterion, folder):
-        self.criterion, self.step, self.batch, self.folder = criterion, 0, None, folder
+    def __init__(self, criterion, folder, first=0):
+        self.criterion, self.step, self.batch, self.folder = criterion, first, None, folder
         self.kept = SampleLosses(criterion, self, str(folder), 0, print)
-        self.kept.begin(SimpleNamespace(shards=None), 0)
+        self.kept.begin(SimpleNamespace(shards=None), first)
 
     def next(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Begin a step, and return its outputs [8, 10] and targets [8]."""
@@ -287,3 +287,39 @@ def test_a_part_of_a_write_that_failed_is_deleted(tmp_path):
         with open(path_of(str(tmp_path), 0), "ab") as file:
             file.write(b"x" * 17)
     assert list(steps.read()) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("first", [0, 2, 3])
+def test_a_restart_writes_the_steps_after_its_checkpoint_again(tmp_path, first):
+    """The losses of several columns are a mean for each sample."""
+    whole = {}
+    for begin, end in ((0, 4), (first, 5)):
+        criterion = torch.nn.MSELoss()
+        steps = Steps(criterion, tmp_path, begin)
+        while steps.step < end:
+            outputs, _ = steps.next()
+            criterion(outputs, torch.zeros(8, 10))
+            if steps.step == 2:  # two steps in a report
+                steps.kept.write()
+            whole[steps.step] = outputs.detach().square().mean(1)
+        steps.kept.write()
+        with open(path_of(str(tmp_path), 0), "ab") as file:
+            file.write(b"x" * 17)  # a kill has cut a step
+    found = steps.read()
+    assert list(found) == [1, 2, 3, 4, 5]
+    for step, (ids, losses_of_step) in found.items():
+        assert ids.tolist() == list(range(8 * step - 8, 8 * step))
+        assert np.allclose(losses_of_step, whole[step])
+
+
+def test_a_file_that_was_deleted_begins_again(tmp_path):
+    criterion = torch.nn.CrossEntropyLoss()
+    steps = Steps(criterion, tmp_path)
+    for step in (1, 2, 3):
+        outputs, targets = steps.next()
+        steps.batch.ids = steps.batch.ids[:3]
+        criterion(outputs[:3], targets[:3])
+        if step == 3:
+            Path(path_of(str(tmp_path), 0)).unlink()
+        steps.kept.write()
+    assert list(steps.read()) == [3]

@@ -108,6 +108,10 @@ FILES = {  # content of train.bin and val.bin: the tokens that are read, or word
     "llm.c": (_header(20240520, GPT2.astype("<u2")), GPT2),
     "llm.c of Llama": (_header(20240801, LLAMA.astype("<u4")), LLAMA),
     "llm.c cut": (_header(20240520, GPT2.astype("<u2"))[:-2], "train.bin has 599 tokens, .*header .*600"),
+    "llm.c longer": (
+        _header(20240520, GPT2.astype("<u2")) + b"\1\0",
+        "train.bin has 601 tokens, .*header .*600",
+    ),
     "uint32 cut": (GPT2.astype("<u4").tobytes()[:-2], "\\(<i4\\), or cut; expected uint16"),
     "npy": (b"\x93NUMPY\1\0" + GPT2.astype("<u2").tobytes(), "header of another kind.* uint16"),
     "text": ("Ein schöner Text. ".encode() * 50, "a text"),

@@ -4,9 +4,11 @@ import argparse
 import os
 import re
 import resource
+import shutil
 import subprocess
 import sys
 import time
+import types
 
 import pytest
 import torch
@@ -72,6 +74,35 @@ def test_errors_have_exit_codes_and_name_the_value(
         assert re.search(pattern.replace("FILE", re.escape(str(file))), errors[name]), errors[name]
     assert f"\ncheck verdict=error exit_code={code} " in output
     assert file.read_text() == "kept" and list(tmp_path.iterdir()) == [file]
+
+
+@pytest.mark.parametrize("files, processes, verdict", [
+    (resource.RLIM_INFINITY, 1024, "ok"), (1023, 4096, "warning"), (4096, 128, "warning"),
+    (4096, 127, "error"),
+])  # fmt: skip
+def test_few_open_files_or_processes(monkeypatch, files, processes, verdict):
+    limits = {resource.RLIMIT_NOFILE: files, resource.RLIMIT_NPROC: processes}
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (limits[kind], 4096))
+    monkeypatch.setattr(node.control_groups, "process_limits", list)
+    finding = node._limits()
+    assert finding.verdict == verdict and f"processes={processes}" in finding.text
+
+
+@pytest.mark.parametrize("free, files, all_files, verdict", [
+    (6e9, 100, 10**6, "ok"), (4e9, 100, 10**6, "warning"), (0.2e9, 100, 10**6, "error"),
+    (6e9, 99, 10**6, "error"), (6e9, 0, 0, "ok"),  # a file system that does not count files
+])  # fmt: skip
+def test_little_room_for_results(monkeypatch, tmp_path, free, files, all_files, verdict):
+    space = types.SimpleNamespace(f_bavail=free / 4096, f_frsize=4096, f_favail=files, f_files=all_files)
+    monkeypatch.setattr(os, "statvfs", lambda folder: space)
+    assert node._outputs(str(tmp_path / "new"), str).verdict == verdict
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="no /dev/shm")
+@pytest.mark.parametrize("free, verdict", [(2e9, "ok"), (0.9e9, "warning"), (0.5e6, "error")])
+def test_little_shared_memory(monkeypatch, free, verdict):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: (4e9, 4e9 - free, free))
+    assert node._shm().verdict == verdict
 
 
 @pytest.mark.thorough

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from bootfile.ground import accelerator
+from bootfile.ground.errors import BadInput
 from launch.profiles import make_rank_table
 from tests.conftest import QUICK, ROOT, environment, finish, free_port, names, refused, run, start
 from tests.support import python_device
@@ -37,6 +38,38 @@ def test_without_an_accelerator_torch_2_6_raises(monkeypatch):
         torch, "accelerator", types.SimpleNamespace(current_accelerator=refuse), raising=False
     )
     assert accelerator.kind.__wrapped__() == "cuda"
+
+
+def test_an_extension_of_torch_comes_first(monkeypatch):
+    """It is imported: torch does not know its device before."""
+    imported = []
+    present = types.SimpleNamespace(current_accelerator=lambda: torch.device("cuda"))
+    monkeypatch.setattr(torch, "accelerator", present, raising=False)
+    own = types.SimpleNamespace(util=types.SimpleNamespace(find_spec=lambda name: name == "torch_npu"))
+    own.import_module = imported.append
+    monkeypatch.setattr(accelerator, "importlib", own)
+    assert accelerator.kind.__wrapped__() == "npu" and imported == ["torch_npu"]
+
+    def fail(name):
+        raise OSError("libascendcl.so: cannot open shared object file")
+
+    own.import_module = fail
+    with pytest.raises(BadInput, match=r"torch_npu .*libascendcl\.so.*CANN"):
+        accelerator.kind.__wrapped__()
+    own.util.find_spec = lambda name: None
+    assert accelerator.kind.__wrapped__() == "cuda"
+
+
+def test_sums_of_a_device_without_float64_are_on_the_cpu(monkeypatch):
+    cpu, meta = torch.device("cpu"), torch.device("meta")
+    monkeypatch.setattr(accelerator, "kind", lambda: "meta")
+    monkeypatch.setattr(torch.distributed.Backend, "default_device_backend_map", {"meta": "mccl"})
+    for has_float64 in (True, False):
+        monkeypatch.setattr(accelerator, "has_float64", lambda device, has=has_float64: device == cpu or has)
+        assert accelerator.home_of_sums(meta) == (meta if has_float64 else cpu)
+        assert accelerator.home_of_sums(cpu) == cpu
+        assert accelerator.backend() == ("mccl" if has_float64 else "cpu:gloo,meta:mccl")
+    assert accelerator.double(torch.ones(2)).dtype == torch.float64
 
 
 @pytest.mark.thorough

@@ -66,6 +66,32 @@ def test_the_default_of_torchrun_is_not_a_wish(variables, expected):
     assert find_wish(**variables) == expected
 
 
+TORCHRUN_OF_2 = {"OMP_NUM_THREADS": "1", "TORCHELASTIC_RUN_ID": "none", "LOCAL_WORLD_SIZE": "2"}
+
+
+@pytest.mark.parametrize(
+    "variables, in_use, wish, source",
+    [
+        ({}, 4, 0, ""),
+        ({}, 3, 3, "torch.set_num_threads(3)"),
+        ({"OMP_NUM_THREADS": "2"}, 2, 2, "OMP_NUM_THREADS=2"),
+        ({"OMP_NUM_THREADS": "2,4"}, 2, 2, "OMP_NUM_THREADS=2"),  # of nested regions
+        ({"OMP_NUM_THREADS": "none"}, 4, 0, ""),
+        ({"MKL_NUM_THREADS": "9"}, 4, 9, "MKL_NUM_THREADS=9"),  # MKL takes one for each core
+        ({"OMP_NUM_THREADS": "2"}, 3, 3, "torch.set_num_threads(3)"),
+        (TORCHRUN_OF_2, 1, 0, ""),
+        (TORCHRUN_OF_2 | {"LOCAL_WORLD_SIZE": "1"}, 1, 1, "OMP_NUM_THREADS=1"),  # torchrun did not set it
+        ({"OMP_NUM_THREADS": "1", "ACCELERATE_MIXED_PRECISION": "no"}, 1, 0, ""),
+    ],
+)
+def test_the_threads_that_a_user_asks_for(monkeypatch, variables, in_use, wish, source):
+    """On four cores, with `in_use` threads of torch."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: in_use)
+    monkeypatch.setattr(threads, "physical_cores", lambda: ["0", "1", "2", "3"])
+    place = threads.find_place(variables)
+    assert (place.wish, place.source) == (wish, source)
+
+
 def test_set_num_threads_is_a_wish():
     number = len(physical_cores()) + 3
     script = (
@@ -195,3 +221,33 @@ def test_a_difference_in_words():
     moved = [*one, {"step": 7, **MACHINE, "CPU": "Z"}]
     pattern = r"B computed .*\bCPU A\b.*\bCPU Z\b.*\bstep 7\b.*"
     assert re.fullmatch(pattern, first_difference(("A", "B"), one, moved))
+
+
+@pytest.mark.parametrize(
+    "known, expected",
+    [
+        ({}, "AMD EPYC 9354 32-Core Processor"),
+        ({"cpu_name": "AMD EPYC 9354"}, "AMD EPYC 9354 32-Core Processor"),
+        ({"cpu_name": "Intel Xeon (Haswell)"}, "Intel Xeon (Haswell)"),  # under an emulator
+    ],
+)
+def test_the_name_of_a_cpu_is_what_its_instruction_says(monkeypatch, known, expected):
+    """An emulator shows the file of its host."""
+    fields = {"model name": "AMD EPYC 9354 32-Core Processor", "vendor_id": "AuthenticAMD"}
+    monkeypatch.setattr(processor, "read_cpuinfo", lambda field: fields[field])
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: known, raising=False)
+    assert processor.name.__wrapped__() == expected
+    monkeypatch.setattr(processor, "name", lambda: expected)
+    assert processor.vendor.__wrapped__() == ("Intel" if "Haswell" in expected else "AMD")
+    monkeypatch.setattr(processor, "name", lambda: "KVM processor")
+    assert processor.vendor.__wrapped__() == "AuthenticAMD"
+
+
+def test_a_run_on_more_machines_than_the_other_one():
+    one = [{"step": 1, **MACHINE}]
+    two = [*one, {"step": 9, **MACHINE, "ATen": "AVX512"}]
+    text = "computed with ATen AVX2 first, and with ATen AVX512 from step 9 on"
+    assert first_difference(("a", "b"), two, one) == f"a {text}"
+    assert first_difference(("a", "b"), one, two) == f"b {text}"
+    assert first_difference(("a", "b"), two, two) == first_difference(("a", "b"), one, one) == ""
+    assert first_difference(("a", "b"), one, []) == ""

@@ -1,9 +1,12 @@
 """With a level of instructions some functions are computed in another way: their values stay right."""
 
+import math
 import textwrap
 
 import pytest
+import torch
 
+from bootfile.machine import vector_math
 from tests.conftest import environment, run
 
 pytestmark = pytest.mark.rounding
@@ -64,6 +67,35 @@ SCRIPT = textwrap.dedent("""
         raise AssertionError(name)
     print("right")
 """)
+
+
+@pytest.mark.parametrize("name", vector_math._FUNCTIONS)
+def test_a_composed_function_has_the_values_of_its_name(name):
+    dtypes, function = vector_math._FUNCTIONS[name]
+    for dtype in dtypes:
+        inputs = torch.tensor([0.0, 0.01, 0.3, 0.999, 1.0, -0.7, 2.5], dtype=dtype)
+        expected = [_value(name, number) for number in inputs.tolist()]
+        result = function(inputs)
+        assert result.dtype == dtype
+        torch.testing.assert_close(result.double(), torch.tensor(expected).double(), rtol=1e-6, atol=1e-6,
+                                   equal_nan=True)  # fmt: skip
+
+
+def _value(name: str, number: float) -> float:
+    """Return a function of a number as Python computes it; NaN outside of its domain."""
+    if name == "log" and number == 0:
+        return -math.inf
+    try:
+        return getattr(math, name)(number)
+    except ValueError:
+        return math.nan
+
+
+@pytest.mark.parametrize("eps, expected", [(None, 2.197225), (0.2, 1.386294)])
+def test_a_logit_is_cut_on_both_sides(eps, expected):
+    inputs = torch.tensor([0.1, 0.5, 0.9], dtype=torch.float64)
+    result = vector_math._logit(inputs, eps)
+    torch.testing.assert_close(result, torch.tensor([-expected, 0, expected]).double(), rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.thorough

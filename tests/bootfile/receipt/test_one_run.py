@@ -1,13 +1,21 @@
 """One run is enough to see epochs with one order, samples that come twice or never, and ranks with the same
 samples. A correct run gives no line."""
 
+import json
+import re
+
+import numpy as np
 import pytest
 import torch
 
 from bootfile.receipt import cli, reading
+from bootfile.receipt import receipt as loader_receipt
 from bootfile.receipt.cli import report
 from bootfile.receipt.loop_receipt import Receipt
 from bootfile.receipt.one_run import Options
+from bootfile.receipt.recorded_run import Run
+from bootfile.sampling.removal import write_removed
+from bootfile.sampling.sampler import BatchSampler, WholeBatchSampler
 from tests.conftest import names
 
 SIZE, BATCH = 64, 8
@@ -129,6 +137,9 @@ def test_samples_that_never_come(tmp_path):
     read(tmp_path, [shuffled(0), order[order < 40], shuffled(2)])
     [line] = judge(tmp_path)
     assert names(line, "epoch 2", "24 samples", "never")
+    read(tmp_path / "batch", [shuffled(0), order[order < SIZE - BATCH], shuffled(2)])
+    [line] = judge(tmp_path / "batch")
+    assert names(line, "epoch 2", f"{BATCH} samples", "never")
 
 
 @by_ids_or_contents
@@ -158,6 +169,83 @@ def test_a_restart_continues_its_epoch(first, ids, tmp_path):
     read(tmp_path, [shuffled(0)], ids, first_step=first and 24)
     if first:
         assert judge(tmp_path) == ["epochs 1 and 4 have the same order, from step 25 on"]
+
+
+def test_a_restart_that_begins_the_next_epoch(tmp_path):
+    """The rest of an epoch that was cut never comes."""
+    read(tmp_path, [shuffled(0)[: 3 * BATCH]])
+    read(tmp_path, [shuffled(1), shuffled(2)], first_step=3)
+    assert judge(tmp_path) == []
+
+
+def test_a_restart_continues_near_the_end(tmp_path):
+    """If its first steps were read in several epochs, the last of these is the likely one."""
+    read(tmp_path, [shuffled(0)] * 2)
+    read(tmp_path, [shuffled(0)])
+    _, lines = report([str(tmp_path)], [reading.read(str(tmp_path))], Options(same_order=True))
+    assert "start 2 continues at step 9: steps 9-16 were read twice, with the same samples" in lines
+
+
+def write_run(folder, sampler, removed=(), **facts):
+    """Write the receipt of two epochs of a Loader, and the line of its start. removed: --without."""
+    folder.mkdir()
+    chain, steps = loader_receipt.Receipt(), len(sampler)
+    for step in range(2 * steps):
+        ids = sampler.batch(step)
+        rest = ids[~np.isin(ids, removed)]
+        chain.add(rest, np.zeros(len(rest)))
+    chain.chain(2 * steps, steps, chain.take(), str(folder))
+    if len(removed):
+        write_removed(str(folder), np.sort(removed))
+    sampling = {"samples": sampler.size, "global batch": BATCH, "seed": 0, "views": 1, "shuffle": True}
+    start = {"step": 0, "settings": {}, "environment": {"world size": 1}}
+    start["sampling"] = sampling | {"sampler": type(sampler).__name__} | facts
+    (folder / "starts.jsonl").write_text(json.dumps(start) + "\n")
+    return str(folder)
+
+
+def test_a_run_of_a_loader_in_an_order_of_its_own(tmp_path, capsys):
+    in_order = WholeBatchSampler(SIZE - 1, BATCH, 0, shuffle=False)
+    cut = BatchSampler(SIZE, BATCH, 0, epoch_steps=3)
+    for number, (sampler, facts, code) in enumerate((
+        (in_order, {"shuffle": False}, 0), (in_order, {}, 1), (cut, {"epoch steps": 3}, 0), (cut, {}, 1),
+    )):  # fmt: skip
+        assert cli.main([write_run(tmp_path / str(number), sampler, **facts)]) == code
+        assert ("unusual: " in capsys.readouterr().out) == bool(code)
+
+
+def test_the_ranks_of_the_samples_of_a_step(tmp_path):
+    """Exact shards are divided among the ranks as they are, also if not equally."""
+    sampler = BatchSampler(SIZE, BATCH, 0)
+    folder = tmp_path / "run"
+    write_run(folder, sampler)
+    for shards, expected in ((None, [0, 0, 0, 0, 1, 1, 1, 1]), (8, [0, 0, 1, 1, 1, 2, 2, 2])):
+        start = json.loads((folder / "starts.jsonl").read_text())
+        start["settings"] = {"exact_shards": shards}
+        start["environment"] = {"world size": 3 if shards else 2}
+        (folder / "starts.jsonl").write_text(json.dumps(start) + "\n")
+        run = Run(str(folder))
+        assert run.ranks(run.sampler(3), 3).tolist() == expected
+
+
+def test_two_runs_of_which_one_lacks_samples_are_compared_without_these(tmp_path, capsys):
+    sampler = BatchSampler(SIZE, BATCH, 0)
+    removed = sampler.batch(2)[:1]
+    whole = write_run(tmp_path / "whole", sampler)
+    for other, words in (
+        (sampler, r"steps 3, 1\d were without some samples in one run, the other ids are equal"),
+        (BatchSampler(SIZE, BATCH, 1), "step 3 had other samples, also without those that were removed"),
+    ):
+        folder = write_run(tmp_path / str(other.seed), other, removed=removed)
+        assert cli.main([whole, folder]) == 1
+        assert re.search(words, capsys.readouterr().out)
+
+
+def test_a_step_of_which_all_samples_were_removed_is_not_one_of_skip_steps(tmp_path, capsys):
+    sampler = BatchSampler(SIZE, BATCH, 0)
+    assert cli.main([write_run(tmp_path / "run", sampler, removed=sampler.batch(2))]) == 0
+    shown = capsys.readouterr().out
+    assert "removed (--without)" in shown and "--skip_steps" not in shown
 
 
 def test_an_option_says_what_is_right(tmp_path, capsys):

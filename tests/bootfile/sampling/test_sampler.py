@@ -236,6 +236,7 @@ def test_shards_are_the_same_on_any_number_of_processes(ranks):
     parts = [SequentialBatchSampler(100, 5).for_rank(rank, ranks).split(8) for rank in range(ranks)]
     assert [len(list(part)) for part in parts] == list(map(len, parts))
     alone = [SequentialBatchSampler(100, 5).for_rank(rank, 8) for rank in range(8)]
+    assert [part.first_shard for part in alone] == list(range(8))
     assert [ids.tolist() for part in parts for ids in part] == [
         ids.tolist() for part in alone for ids in part
     ]

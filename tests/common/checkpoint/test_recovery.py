@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import sys
+import types
 
 import pytest
 import torch
@@ -93,6 +94,29 @@ def _copy(model):
 
 def _is(model, state):
     return all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
+
+
+def test_scores_of_another_validation_set_do_not_count(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("bootfile.processes.signals.watch", lambda *arguments: None)
+    args = argparse.Namespace(output_dir=str(tmp_path), resume="auto", batch_size=8, seed=0, dataset="digits",
+                              data_url=None, save_every=Interval(1, "step"))  # fmt: skip
+    for digest, of_lists, is_other in (
+        ("a", "1", False),
+        ("a", "1", False),
+        ("a", "2", True),
+        ("b", "2", True),
+    ):
+        model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        receipt = types.SimpleNamespace(fingerprint=digest, further={"lists": of_lists})
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 10)
+        objects = {"model": model, "optimizer": optimizer, "scheduler": schedule}
+        built = make(args, 5, total_steps=20, **objects, val_loader=types.SimpleNamespace(receipt=receipt))
+        is_first = built.resume() == 0
+        assert ("warning: the validation set is another one" in capsys.readouterr().out) == is_other
+        assert (built.scores.highest == 0.9) == (not is_other and not is_first)
+        built.scores.note(0.9, "")
+        _train(built, model, steps=1)
 
 
 def test_a_save_is_due_after_a_function_was_compiled(recovery, tmp_path):

@@ -69,6 +69,49 @@ def test_each_layer_ends_at_its_share_of_the_last_rate(schedule, decay):
     assert scheduler.get_last_lr() == pytest.approx([0.25 * each for each in first])
 
 
+def _rates(steps: int, *words: str) -> list[float]:
+    """Return the learning rates of a run of four epochs with nine steps each."""
+    args = parse("--lr=1", *words)
+    optimizer = optimizers.build(args, torch.nn.Linear(2, 2), CPU)
+    scheduler = optimizers.build_scheduler(args, optimizer, 9, 36)
+    rates = []
+    for _ in range(steps):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    return rates
+
+
+def test_the_rate_falls_at_the_steps_of_the_schedule_and_rises_first():
+    expected = [1.0] * 12 + [0.1] * 12 + [0.01] * 8 + [0.001] * 4
+    assert _rates(36, "--lr_schedule=step", "--warmup=0") == pytest.approx(expected)
+    rising = [(step + 1) / 18 for step in range(18)]  # two epochs: the first fall waits for them
+    assert _rates(36, "--lr_schedule=step", "--warmup=2") == pytest.approx(rising + expected[18:])
+    assert _rates(9, "--warmup=1") == pytest.approx([(step + 1) / 9 for step in range(9)])
+
+
+@pytest.mark.parametrize("words, lr, decay", [([], 0.256, 1 / 32768), (["--optimizer=adamw"], 0.001, 0.05)])
+def test_the_defaults_of_an_optimizer(words, lr, decay):
+    optimizer = optimizers.build(parse(*words), torch.nn.Linear(2, 2), CPU)
+    assert [(group["lr"], group["weight_decay"]) for group in optimizer.param_groups] == [
+        (lr, decay),
+        (lr, 0),
+    ]
+    assert [group["params"][0].ndim for group in optimizer.param_groups] == [2, 1]
+    if not words:
+        assert {group["momentum"] for group in optimizer.param_groups} == {0.875}
+        other = optimizers.build(parse("--momentum=0.5"), torch.nn.Linear(2, 2), CPU)
+        assert other.param_groups[0]["momentum"] == 0.5
+
+
+@pytest.mark.parametrize("words, norm", [([], 5), (["--clip_grad=0.5"], 0.5), (["--clip_grad=9"], 5)])
+def test_only_a_larger_norm_is_clipped(words, norm):
+    model = torch.nn.Linear(2, 1, bias=False)
+    model.weight.grad = torch.tensor([[3.0, 4.0]])
+    optimizers.clip(parse(*words), model)
+    assert model.weight.grad.norm().item() == pytest.approx(norm)
+
+
 def test_arguments_of_the_model_are_a_table():
     assert classifiers.build("efficientnet_b0", 3, 32, "{dropout = 0.7}").classifier[0].p == 0.7
     with pytest.raises(BadInput, match=r"--model_kwargs {dropot = 0.7}: .*'dropot'"):

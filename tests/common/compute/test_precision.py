@@ -1,7 +1,9 @@
 """The type of mixed precision is one of the whole job."""
 
 import pytest
+import torch
 
+from common.compute import precision
 from tests.conftest import ROOT, run_ranks
 
 pytestmark = pytest.mark.rounding
@@ -29,3 +31,20 @@ def test_ranks_with_other_types_are_refused(tmp_path):
     script.write_text(f"ROOT = {str(ROOT)!r}\n{SCRIPT}")
     for result in run_ranks(script):
         assert "rank 0 has torch.bfloat16, rank 1 has torch.float16" in result.stdout
+
+
+@pytest.mark.parametrize(
+    "wanted, dtype, is_enabled, is_scaled",
+    [
+        (None, torch.bfloat16, False, False),  # on a CPU
+        (False, torch.float16, False, False),
+        (True, torch.bfloat16, True, False),
+        (True, torch.float16, True, True),  # its range is small
+    ],
+)
+def test_gradients_are_scaled_only_in_float16(monkeypatch, wanted, dtype, is_enabled, is_scaled):
+    monkeypatch.setattr(precision, "half_type", lambda device: dtype)
+    made = []
+    monkeypatch.setattr(precision, "GradScaler", lambda enabled: made.append(enabled))
+    autocast, _ = precision.choose(torch.device("cpu"), wanted)
+    assert made == [is_scaled] and autocast._enabled == is_enabled and autocast.fast_dtype == dtype

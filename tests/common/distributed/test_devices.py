@@ -1,13 +1,17 @@
 """A job uses all GPUs of a node. The processes are real, the GPUs are fake."""
 
 import argparse
+import socket
 import textwrap
+import types
+import warnings
 
 import pytest
 import torch
 
 from bootfile.ground.errors import BadInput
 from bootfile.machine.cores import available_cores
+from common.distributed import devices
 from common.distributed.devices import find_topology, select
 from tests.conftest import ROOT, environment, free_port, run
 
@@ -115,3 +119,46 @@ def test_choice_of_device(monkeypatch):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
     with pytest.raises(BadInput, match="promised 8 GPUs"):
         select(*_args())
+
+
+@pytest.mark.parametrize("rank, local_rank, device", [(3, 0, "cuda:0"), (4, 1, "cuda:1"), (5, 2, "cuda:0")])
+def test_each_process_of_a_node_has_a_gpu(monkeypatch, rank, local_rank, device):
+    """Three processes on each of two nodes with two GPUs: the place on the node decides."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    opened = []
+    monkeypatch.setattr(devices, "open_gpu", opened.append)
+    variables = {
+        "RANK": rank,
+        "LOCAL_RANK": local_rank,
+        "WORLD_SIZE": 6,
+        "LOCAL_WORLD_SIZE": 3,
+        "MASTER_PORT": 1,
+    }
+    for name, value in variables.items():
+        monkeypatch.setenv(name, str(value))
+    assert str(select(*_args())) == device and opened == [torch.device(device)]
+    args = argparse.Namespace(enable_gpu=None)  # a job of one process
+    with pytest.raises(BadInput, match="this job is one process, but launcher started 6"):
+        select(args, find_topology(args))
+
+
+def test_a_gpu_that_cannot_be_used_is_one_line(monkeypatch):
+    def refuse(device):
+        warnings.warn("CUDA initialization:\nin many lines", stacklevel=1)
+        raise RuntimeError("The NVIDIA driver on your system is too old (found version 11040).\nUpdate it")
+
+    monkeypatch.setattr(torch.cuda, "set_device", refuse)
+    with pytest.raises(BadInput, match=r"cannot use the GPU .*\(found version 11040\)\.; install .*=false$"):
+        devices.open_gpu(torch.device("cuda:1"))
+
+
+@pytest.mark.parametrize("visible, name", [("4, 7", "7"), ("", "1"), ("4", "1")])
+def test_a_gpu_without_a_uuid_has_the_number_of_the_node(monkeypatch, visible, name):
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    properties = types.SimpleNamespace(uuid=None)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
+    monkeypatch.setattr(devices.accelerator, "kind", lambda: "cuda")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert devices.identify_gpu() == f"{socket.gethostname()} {name}"
+    properties.uuid = "GPU-1"
+    assert devices.identify_gpu() == "GPU-1"

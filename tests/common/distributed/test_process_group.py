@@ -184,6 +184,17 @@ def test_the_interface_to_the_master_is_used(nodes, backend, preset, chosen, mon
     assert ("NCCL_SOCKET_IFNAME==eth7" in capfd.readouterr().out) == (chosen == {"NCCL": "=eth7"})
 
 
+@pytest.mark.parametrize("host, chosen", [("node1", "eth7"), ("localhost", "lo"), ("127.0.1.1", "lo")])
+def test_a_master_whose_own_hosts_file_names_loopback(host, chosen, monkeypatch):
+    """Debian gives a machine's own name the address 127.0.1.1: the other nodes need another interface."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "")  # the test ends as if it was not set
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME")
+    places = {host: ("lo", "127.0.1.1"), process_group.network.OUTSIDE: ("eth7", "10.0.0.7")}
+    monkeypatch.setattr(process_group.network, "interface_to", lambda name, port: places[name])
+    process_group.choose_interface(Topology(0, 2, 2, 0, host, 1234, "node", "plain"), "gloo")
+    assert os.environ["GLOO_SOCKET_IFNAME"] == chosen
+
+
 @pytest.mark.parametrize(
     ("variable", "given", "is_missing"),
     [
@@ -200,6 +211,7 @@ def test_the_interface_to_the_master_is_used(nodes, backend, preset, chosen, mon
         ("NCCL", "^docker,lo", False),
         ("NCCL", "^docker,lo,eth", True),
         ("NCCL", "^=eth", False),
+        ("NCCL", "^=lo,eth0,docker", False),
     ],
 )
 def test_a_chosen_interface_must_exist(variable, given, is_missing, monkeypatch):

@@ -68,13 +68,28 @@ def test_processes_that_die_are_replaced_and_the_bits_are_those_of_one(elastic, 
     assert len((tmp_path / "run" / "starts.jsonl").read_text().splitlines()) == 1
 
 
-def test_the_time_between_two_changes_without_a_step_is_lost_once(tmp_path):
+def _begin_member(folder: Path):
+    """Return the Memory of a process that has begun a training, and the parts of its run."""
     model = torch.nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    args = argparse.Namespace(output_dir=str(tmp_path), batch_size=1, seed=0, dataset="digits", data_url=None)
+    args = argparse.Namespace(output_dir=str(folder), batch_size=1, seed=0, dataset="digits", data_url=None)
     parts = checkpointers.make(args, 4, total_steps=4, model=model, optimizer=optimizer).parts
     job = memory.Memory(types.SimpleNamespace(begin=lambda keep: None))
     job.begin(parts, 0)
+    return job, parts
+
+
+def test_a_step_in_which_a_process_was_lost_does_not_count_in_the_metrics(tmp_path):
+    job, parts = _begin_member(tmp_path)
+    parts.position.running = torch.ones(3, dtype=torch.float64)
+    job.ended(1, Due(False, False))
+    parts.position.running += 5  # the loop adds the sums of a step before all have finished it
+    job._continue(parts, job._keep())
+    assert parts.position.running.tolist() == [1, 1, 1]
+
+
+def test_the_time_between_two_changes_without_a_step_is_lost_once(tmp_path):
+    job, parts = _begin_member(tmp_path)
     job.ended(0, Due(False, False))
     job._finished = job._finished._replace(at=time.time() - 100)
     for _ in range(3):

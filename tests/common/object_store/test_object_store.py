@@ -174,6 +174,182 @@ def test_less_than_one_attempt_is_one(nowhere, monkeypatch):
     assert ObjectStore("s3://bucket").client.attempts == 1
 
 
+@pytest.mark.parametrize(("attempts", "is_passing", "requests"), [(3, True, 3), (2, True, 2), (3, False, 1)])
+def test_a_damaged_answer_is_asked_for_again(nowhere, monkeypatch, attempts, is_passing, requests):
+    monkeypatch.setenv("BOOTFILE_STORE_ATTEMPTS", str(attempts))
+    monkeypatch.setattr(client.random, "uniform", lambda low, high: 0.0)  # seconds
+    opened = ObjectStore("s3://bucket").client
+    count = 0
+
+    def transfer():
+        nonlocal count
+        count += 1
+        raise StoreError("cut", "damaged", again=is_passing)
+
+    with pytest.raises(StoreError):
+        opened.repeat(transfer)
+    assert count == requests
+    answers = iter([StoreError("cut", "damaged", again=True), b"whole"])
+
+    def succeed():
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    assert opened.repeat(succeed) == b"whole"
+
+
+@pytest.mark.parametrize(
+    ("url", "has_aws", "has_obs", "key"),
+    [
+        ("obs://bucket", True, True, "OBSKEY"),
+        ("s3://bucket", True, True, "testing"),
+        ("s3://bucket", False, True, "OBSKEY"),
+        ("obs://bucket", True, False, "testing"),
+    ],
+)
+def test_the_keys_of_the_environment(nowhere, monkeypatch, url, has_aws, has_obs, key):
+    monkeypatch.setenv("OBS_REGION", "cn-north-4")
+    obs = {"OBS_ACCESS_KEY_ID": "OBSKEY", "OBS_SECRET_ACCESS_KEY": "secret", "OBS_SECURITY_TOKEN": "token"}
+    for name, value in obs.items() if has_obs else ():
+        monkeypatch.setenv(name, value)
+    if not has_aws:
+        monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+        monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    s3 = ObjectStore(url).client.s3
+    address = s3.generate_presigned_url("get_object", {"Bucket": "bucket", "Key": "key"})
+    assert key in address and ("token" in address) == (key == "OBSKEY")
+
+
+def test_the_regions_of_the_environment(nowhere, monkeypatch):
+    monkeypatch.setenv("AWS_REGION", "eu-1")
+    assert find_endpoint("s3").region == "eu-1"
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-2")
+    assert find_endpoint("s3").region == "eu-2"
+    assert find_endpoint("obs").url == "https://obs.eu-2.myhuaweicloud.com"
+    monkeypatch.setenv("OBS_REGION", "cn-3")
+    assert find_endpoint("obs").url == "https://obs.cn-3.myhuaweicloud.com"
+    assert find_endpoint("s3").region == "eu-2"
+
+
+def test_a_scratch_folder_is_that_of_a_server_and_a_url(nowhere, monkeypatch, tmp_path):
+    monkeypatch.setenv("BOOTFILE_SCRATCH", str(tmp_path))
+    folders = [object_store_paths.scratch_folder("staged", "s3://bucket/a") for _ in range(2)]
+    folders.append(object_store_paths.scratch_folder("staged", "s3://bucket/b"))
+    folders.append(object_store_paths.scratch_folder("outputs", "s3://bucket/a"))
+    monkeypatch.setenv("S3_ENDPOINT", "https://store.example")
+    folders.append(object_store_paths.scratch_folder("staged", "s3://bucket/a"))
+    assert folders[0] == folders[1] and len({*folders}) == 4
+    assert all(folder.startswith(str(tmp_path)) and os.path.isdir(folder) for folder in folders)
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "again", "later", "forbidden"),
+    [
+        ("NoSuchUpload", 404, True, True, False),
+        ("OperationAborted", 409, True, True, False),
+        ("BadDigest", 400, True, True, False),
+        ("SlowDown", 503, False, True, False),
+        ("InternalError", 500, False, True, False),
+        ("AccessDenied", 403, False, False, True),
+        ("MethodNotAllowed", 405, False, False, True),
+        ("NotImplemented", 501, False, False, True),
+        ("NoSuchKey", 404, False, False, False),
+    ],
+)
+def test_what_a_refusal_means(code, status, again, later, forbidden):
+    from botocore.exceptions import ClientError
+
+    answer = {"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": status}}
+    error = explain(ClientError(answer, "PutObject"), "s3://bucket/key", "")
+    assert (error.reason, error.again, error.later, error.forbidden) == (code, again, later, forbidden)
+
+
+@pytest.fixture
+def calls(nowhere, monkeypatch):
+    """A store without a server, and its requests. answers: operation -> its answer, or an error."""
+    opened, requests, answers = ObjectStore("s3://bucket/run"), [], {}
+
+    def call(operation, key, **parameters):
+        requests.append((operation, key, parameters))
+        answer = answers.get(operation, {})
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(opened.client, "call", call)
+    return types.SimpleNamespace(store=opened, requests=requests, answers=answers)
+
+
+@pytest.mark.parametrize(
+    ("etag", "condition"), [(None, {"IfNoneMatch": "*"}), ("e1", {"IfMatch": "e1"}), ("", {})]
+)
+def test_the_condition_of_a_replacement(calls, etag, condition):
+    calls.answers["put_object"] = {"ETag": '"e2"'}
+    assert calls.store.replace("key", b"1", etag) == "e2"
+    [(_, _, parameters)] = calls.requests
+    assert {name: value for name, value in parameters.items() if name.startswith("If")} == condition
+    for reason in ("PreconditionFailed", "412", "404"):
+        calls.answers["put_object"] = StoreError("other", reason)
+        assert calls.store.replace("key", b"1", "e1") is None
+    calls.answers["put_object"] = StoreError("no", "AccessDenied")
+    with pytest.raises(StoreError):
+        calls.store.replace("key", b"1", etag)
+
+
+def test_the_digest_of_an_object_is_one_of_its_bytes(calls, tmp_path):
+    md5, sha256 = hashlib.md5(b"1").hexdigest(), hashlib.sha256(b"1").hexdigest()
+    answer = {"ContentLength": 1, "ETag": f'"{md5}"', "ResponseMetadata": {"HTTPHeaders": {}}}
+    calls.answers["head_object"] = answer
+    for more, expected in (
+        ({}, (None, md5)),
+        ({"Metadata": {"SHA256": sha256.upper()}}, (sha256, md5)),
+        ({"Metadata": {"sha256": "none"}}, (None, md5)),
+        ({"ETag": f'"{md5}-2"'}, (None, None)),  # of several parts
+        ({"ResponseMetadata": {"HTTPHeaders": {"x-amz-server-side-encryption": "aws:kms"}}}, (None, None)),
+    ):
+        calls.answers["head_object"] = answer | more
+        entry = calls.store.head("key")
+        assert (entry.sha256, entry.md5) == expected
+    for given, has_digest in ((sha256, True), (None, False)):
+        body = types.SimpleNamespace(read=lambda count: b"1")
+        calls.answers["get_object"] = answer | {"ETag": "", "Body": body}
+        assert calls.store.fetch("key", str(tmp_path / "file"), 1, sha256=given) == has_digest
+
+
+def test_bytes_that_come_again_are_taken_back_from_the_progress(calls):
+    for failure in (None, StoreError("cut", "damaged", again=True)):
+        progress = []
+        with pytest.raises(StoreError), calls.store._transfer("key", 10, progress.append) as options:
+            options["Callback"](4)
+            if failure:
+                raise failure
+        assert progress == [4, -4]
+    with calls.store._transfer("key", 10, progress.append) as options:
+        options["Callback"](10)
+    assert progress == [4, -4, 10]
+
+
+def test_the_limits_of_the_environment(nowhere, monkeypatch):
+    monkeypatch.setenv("BOOTFILE_STORE_TIMEOUT", "7")
+    monkeypatch.setenv("BOOTFILE_STORE_ATTEMPTS", "3")
+    config = ObjectStore("s3://bucket", threads=2).client.s3.meta.config
+    assert (config.read_timeout, config.connect_timeout) == (7, 10)
+    assert config.retries["total_max_attempts"] == 3
+    for wrong in ("0", "-1", "many"):
+        monkeypatch.setenv("BOOTFILE_STORE_TIMEOUT", wrong)
+        with pytest.raises(BadInput, match=f"BOOTFILE_STORE_TIMEOUT={wrong} "):
+            ObjectStore("s3://bucket")
+
+
+def test_an_upload_without_a_date_may_be_running(calls, monkeypatch):
+    uploads = [{"Key": "run/a/big", "UploadId": "7"}]
+    monkeypatch.setattr(calls.store.client, "entries", lambda *words, **options: uploads)
+    [(key, id, began)] = calls.store.uploads()
+    assert (key, id) == ("a/big", "7") and began == pytest.approx(time.time(), abs=60)
+
+
 def test_a_pause_in_an_upload_is_one_that_may_end_later():
     from botocore.exceptions import ClientError
 

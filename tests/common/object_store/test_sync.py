@@ -4,6 +4,7 @@ import hashlib
 import os
 import threading
 import time
+import types
 from functools import partial
 
 import pytest
@@ -125,3 +126,10 @@ def test_links_to_folders_are_entries(folder):
     assert paths == {*FILES, "link"}
     with pytest.raises(OSError):
         list(sync.list_files(str(folder / "nowhere")))
+
+
+def test_the_progress_is_reported_after_each_task():
+    store = types.SimpleNamespace(threads=1, stop=lambda: None)
+    reports = []
+    results = sync.run(store, [lambda: 1, lambda: 2], lambda: reports.append(len(reports)))
+    assert results == [1, 2] and reports

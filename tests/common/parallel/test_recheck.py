@@ -1,11 +1,14 @@
 """A shard of a step is computed again on another process: one that computes wrongly is named."""
 
 import re
+import types
 
 import pytest
+import torch
 
 from bootfile import histories, records
 from bootfile.exact import files
+from bootfile.exact.due import Due
 from bootfile.ground.exit_codes import DIFFERS
 from bootfile.receipt.compare import compare_states
 from common.parallel import recheck
@@ -136,6 +139,82 @@ def test_a_loss_that_uses_the_weights_is_not_compared(tmp_path):
     warnings = re.findall("warning: .*", shown)
     assert len(warnings) == 2
     assert warnings[1].endswith("; --recheck is off")
+
+
+class _Wrapper(torch.nn.Module):
+    """Stands for the DistributedDataParallel of a model."""
+
+    def __init__(self):
+        super().__init__()
+        self.module = torch.nn.Linear(1, 1)
+
+
+def make_recheck(every: int, lines: list, count: int = 2) -> recheck.Recheck:
+    """Return the Recheck of a run of one process."""
+    shards = types.SimpleNamespace(
+        count=count, first=0, device=torch.device("cpu"), find_owner=lambda shard: 0, make_rows=torch.stack
+    )
+    return recheck.Recheck(shards, _Wrapper(), every, lines.append)
+
+
+def take_step(checked: recheck.Recheck, step: int, again: float | None) -> None:
+    """Exchange a step whose shards have the sums 5 and 7. again: that of the shard that is computed twice."""
+    checked._sums = [torch.tensor(5.0).double(), torch.tensor(7.0).double()]
+    checked._compute = lambda restore: again
+    checked.compare(step, lambda: None)
+    losses = torch.tensor([0.5, 0.25]).double()
+    assert checked.exchange(step, losses, lambda: None).tolist() == [0.5, 0.25]
+
+
+def test_the_shards_take_turns():
+    checked = make_recheck(3, [], count=4)
+    chosen = {step: checked.find_shard(step) for step in range(1, 16)}
+    assert {step: shard for step, shard in chosen.items() if shard is not None} == {
+        3: 1, 6: 2, 9: 3, 12: 0, 15: 1,
+    }  # fmt: skip
+
+
+def test_a_difference_after_an_equal_shard_ends_the_job(tmp_path):
+    checked = make_recheck(1, [])
+    parts = types.SimpleNamespace(
+        saver=types.SimpleNamespace(folder=str(tmp_path)), say_once=print, writes=True
+    )
+    records.write_shards(str(tmp_path), {1: [5, 7], 2: [0, 0]})
+    checked.begin(parts, 1)
+    take_step(checked, 2, 5.0)
+    take_step(checked, 3, recheck._UNKNOWN)  # the model was called twice in this shard
+    checked.ended(3, Due(report=False, save=False))
+    assert records.read_shards(str(tmp_path)) == {1: [5, 7]}
+    checked.ended(3, Due(report=True, save=False))
+    assert records.read_shards(str(tmp_path)) == {1: [5, 7], 2: [5, 7], 3: [5, 7]}
+    with pytest.raises(recheck.WrongResult, match=r"step 5: .*shard 1 .*differ") as error:
+        take_step(checked, 5, 8.0)
+    assert error.value.code == DIFFERS
+
+
+def test_two_differences_before_any_equal_shard_are_doubts():
+    checked = make_recheck(1, lines := [])
+    take_step(checked, 1, 8.0)
+    assert names(lines[0], "step 1", "shard 1", "rank 0") and "is off" not in lines[0]
+    take_step(checked, 2, 8.0)
+    assert len(lines) == 2 and lines[1].endswith("; --recheck is off")
+    take_step(checked, 3, 8.0)
+    assert len(lines) == 2 and checked.find_shard(3) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.complex64])
+def test_each_bit_and_the_order_of_the_gradients_count(dtype):
+    generator = torch.Generator().manual_seed(0)
+    gradients = [torch.randn(6, generator=generator).to(dtype) for _ in range(3)]
+    device = torch.device("cpu")
+    total = recheck.sum_bits(gradients, device).item()
+    assert 0 <= total < 2**48 and total == int(total)
+    assert recheck.sum_bits([gradients[1], gradients[0], gradients[2]], device).item() != total
+    for byte in (0, gradients[0].nbytes - 1):
+        gradients[0].view(torch.uint8)[byte] ^= 128
+        assert recheck.sum_bits(gradients, device).item() != total
+        gradients[0].view(torch.uint8)[byte] ^= 128
+    assert recheck.sum_bits(gradients, device).item() == total
 
 
 def test_a_job_without_shards_is_refused(tmp_path):

@@ -25,6 +25,14 @@ def test_a_step_that_does_not_fit_is_refused_with_what_fits(monkeypatch, batch, 
     assert torch.equal(state, torch.get_rng_state()) and not LAYERS[1].weight.is_meta
 
 
+def test_the_processes_of_a_node_share_its_memory(monkeypatch):
+    monkeypatch.setattr(node, "available_memory", lambda: 2 * (2 * WEIGHTS + 8 * SAMPLE + 100))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    node.check_memory(LAYERS, (3, 2, 2), 8)
+    with pytest.raises(BadInput, match="at most 8 samples"):
+        node.check_memory(LAYERS, (3, 2, 2), 9)
+
+
 def test_the_free_memory_is_that_of_the_container(tmp_path):
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/meminfo").write_text("MemTotal: 99 kB\nMemAvailable:   50000000 kB\n")

@@ -2,15 +2,17 @@
 
 import argparse
 import json
+import os
 import re
 import shutil
 import subprocess
 import sys
 
+import psutil
 import pytest
 
 from bootfile.ground.errors import BadInput
-from common.platform.place import default_grace, promised_gpus, resolve
+from common.platform.place import default_grace, is_first_on_node, promised_gpus, resolve
 from common.platform.platforms import first_host
 from common.platform.signs import STARTED_BY
 from common.platform.topology import Topology
@@ -92,7 +94,7 @@ MPICH = _words("PMI_RANK=1 PMI_SIZE=2 MPI_LOCALRANKID=1 MPI_LOCALNRANKS=2 PMI_FD
 # Of mpirun in a batch script, on a node where srun started mpirun's daemon.
 DAEMON = SLURM | _words("SLURM_NTASKS=2 SLURM_NNODES=2 SLURM_PROCID=1 SLURM_NODEID=1 SLURM_LOCALID=0")
 DEEPSPEED = _words(
-    "RANK=1 LOCAL_RANK=1 WORLD_SIZE=2 LOCAL_SIZE=2 CROSS_RANK=0 CROSS_SIZE=1 MASTER_ADDR=h MASTER_PORT=29500"
+    "RANK=3 LOCAL_RANK=1 WORLD_SIZE=4 LOCAL_SIZE=2 CROSS_RANK=1 CROSS_SIZE=2 MASTER_ADDR=h MASTER_PORT=29500"
 )
 SKYPILOT = _words(
     "SKYPILOT_NODE_RANK=1 SKYPILOT_NUM_NODES=2 SKYPILOT_NUM_GPUS_PER_NODE=8 SKYPILOT_TASK_ID=sky-2026-11-01"
@@ -100,7 +102,7 @@ SKYPILOT = _words(
 DSTACK = _words(
     "DSTACK_NODE_RANK=1 DSTACK_NODES_NUM=2 DSTACK_GPUS_PER_NODE=8 DSTACK_GPUS_NUM=16 "
     "DSTACK_MASTER_NODE_IP=10.1.0.3"
-) | {"DSTACK_NODES_IPS": "10.1.0.3\n10.1.0.4"}
+) | {"DSTACK_NODES_IPS": "10.1.0.4\n10.1.0.3"}  # the first node need not be the first of the list
 FIRST_WORKER = "modelarts-job-10ec3221-worker-0.modelarts-job-10ec3221"
 SLURM_PORT = 61440 + 8675309 % 4096
 
@@ -183,6 +185,10 @@ def test_nothing_injected_is_one_node():
             Topology(1, 2, 1, 0, "gpu7", SLURM_PORT, "process", "slurm"),
         ),
         (ONE_TASK, Topology(2, 3, 5, None, "node009", SLURM_PORT, "node", "slurm")),
+        (
+            ONE_TASK | {"SLURM_GPUS_ON_NODE": "2"},
+            Topology(2, 3, 5, None, "node009", SLURM_PORT, "node", "slurm"),
+        ),
         (  # another step of the same job, which may run at the same time
             SLURM | {"SLURM_STEP_ID": "1"},
             Topology(2, 3, 4, 1, "node009", 61440 + (8675309 + 61) % 4096, "process", "slurm"),
@@ -526,7 +532,7 @@ def test_a_platform_that_contradicts_itself_or_the_arguments(env, changed, args,
             _words("FLUX_TASK_RANK=3 FLUX_JOB_SIZE=4 FLUX_TASK_LOCAL_ID=1 FLUX_JOB_NNODES=2 MASTER_ADDR=h"),
             (1, 2, 2, 1, "h", "process", "flux"),
         ),
-        (DEEPSPEED, (0, 1, 2, 1, "h", "process", "launcher")),
+        (DEEPSPEED, (1, 2, 2, 1, "h", "process", "launcher")),
         (
             _words("RANK=1 LOCAL_RANK=1 WORLD_SIZE=4 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500"),
             (0, 1, 4, 1, "127.0.0.1", "process", "launcher"),
@@ -551,6 +557,14 @@ def test_mpi(env, place):
     node_rank, nodes, count, local_rank, host, level, source = place or (0, 1, 3, None, None, "node", "plain")
     found = _resolve(env, processes_per_node=3)
     assert found == Topology(node_rank, nodes, count, local_rank, host, found.master_port, level, source)
+
+
+def test_jobs_of_several_launchers_on_one_node_have_ports_of_their_own(monkeypatch):
+    """The launcher is the parent of the leader of this process group; in between there may be a script."""
+    leader = os.getppid()
+    launcher = psutil.Process(leader).ppid()
+    monkeypatch.setattr(os, "getpgrp", lambda: leader)
+    assert _resolve(MPICH).master_port == 61440 + launcher % 4096
 
 
 def test_arguments_that_repeat_the_variables_of_mpi():
@@ -592,6 +606,11 @@ IS_STALE = r"RANK=0 LOCAL_RANK=0 WORLD_SIZE=1 contradict .* started several"
         ({"TF_CONFIG": '{"cluster": {"worker": ["a:1", "b:1"]}}'}, "TF_CONFIG=.*one of several"),
         (BATCH, r"SLURM_NTASKS=12: a batch script .*srun .*guides/slurm\.md"),
         ({name: value for name, value in BATCH.items() if name != "SLURM_NTASKS"}, "not as 3 tasks"),
+        (
+            {name: value for name, value in BATCH.items() if name != "SLURM_NTASKS"}
+            | {"SLURM_NTASKS_PER_NODE": "4"},
+            "not as 12 tasks",
+        ),
         (SLURM | STALE, IS_STALE),
         (OPENMPI | _words("OMPI_COMM_WORLD_LOCAL_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=1") | STALE, IS_STALE),
         (MPICH | STALE, IS_STALE),
@@ -661,6 +680,18 @@ def test_a_folder_that_cannot_be_searched_is_not_sagemaker():
 )
 def test_the_grace_of_a_platform(env, grace):
     assert default_grace(env) == grace
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID", "ASCEND_DEVICE_ID"],
+)
+def test_the_first_process_of_a_node_prints_for_it(monkeypatch, name):
+    for rank in ("0", "1"):
+        monkeypatch.setattr(os, "environ", {name: rank})
+        assert is_first_on_node() == (rank == "0")
+    monkeypatch.setattr(os, "environ", {name: "0", STARTED_BY: "1"})
+    assert not is_first_on_node(), "its parent has printed"
 
 
 def test_torch_is_not_imported():

@@ -209,6 +209,33 @@ def test_metrics_of_masks_and_of_nested_data():
     assert batch_sums(torch.tensor(1.0), {}, boxes)[2] == 2
 
 
+@pytest.mark.parametrize("most", [1000, 2])
+def test_labels_beyond_the_classes_are_ignored(monkeypatch, most):
+    monkeypatch.setattr(metrics, "_MOST_IN_A_MATRIX", most)  # with 2 there are counts per class only
+    of_three = ConfusionMatrix(3)
+    sums = of_three.sums(torch.eye(3)[[0, 1, 2, 2, 1]], torch.tensor([0, 3, -1, 2, 0]))
+    counts = of_three.of_classes(sums)
+    assert (counts["count"], counts["correct"]) == ([2, 0, 1], [1, 0, 1])
+    assert of_three.value(sums) == 0.75  # a class without a label does not count
+
+
+def test_the_metrics_of_a_classifier():
+    assert metrics.of_classes(5, False, None).metrics.keys() == {"class_acc"}
+    assert metrics.of_classes(6, False, "top5").metrics.keys() == {"top5", "class_acc"}
+    assert metrics.of_classes(6, True, None).best == "f1"
+    with pytest.raises(BadInput, match=r"--best_metric acc: .*expected f1 or loss"):
+        metrics.of_classes(6, True, "acc")
+
+
+def test_f1_is_that_of_scikit_learn():
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(40, 5, generator=generator) / 4
+    targets = torch.rand(40, 5, generator=generator) < 0.3
+    f1 = metrics.F1(5)
+    sums = f1.sums(logits[:17], targets[:17]) + f1.sums(logits[17:], targets[17:])
+    assert f1.value(sums) == pytest.approx(reference.f1_score(targets, logits > 0, average="macro"))
+
+
 def test_many_classes_need_memory_in_proportion_to_their_number():
     classes = 10**6  # a matrix would have 8 TB
     logits, labels = torch.zeros(2, classes), torch.tensor([0, classes - 1])

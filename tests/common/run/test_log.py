@@ -94,6 +94,95 @@ def test_a_line_on_a_terminal_fits(tmp_path, capsys, monkeypatch):
     assert 80 < len(line) <= 100 and line.endswith(" val_metric_3=0.4286")
 
 
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_a_restart_after_a_kill_has_each_report_once(tmp_path, capsys, is_lost):
+    """is_lost: the receipt of the steps before was deleted."""
+    state = None
+    for first, steps in ((0, (2, 4)), (2, (4, 6))):
+        log, loader = log_of(tmp_path), StubLoader(4)
+        if state:
+            loader.receipt.load_state_dict(state)
+        begin(log, loader, first, 6)
+        for loader.step in steps:
+            for _ in range(2):
+                loader.receipt.add(np.arange(8), np.zeros(8))
+            log.report(torch.tensor([8.0 + first, 4.0, 8.0], dtype=torch.float64), None)
+            state = state or loader.receipt.state_dict()
+        # killed here: nothing is closed
+        if is_lost and not first:
+            (tmp_path / "receipt.bin").unlink()
+    assert [(line["step"], line["loss"]) for line in records(tmp_path)] == [(2, 1), (4, 1.25), (6, 1.25)]
+    events = EventAccumulator(str(tmp_path)).Reload().Scalars("loss")
+    assert [(event.step, event.value) for event in events] == [(2, 1), (4, 1.25), (6, 1.25)]
+    assert ("lacks 2 of the steps 1 to 2" in capsys.readouterr().out) == is_lost
+
+
+class Texts(torch.utils.data.Dataset):
+    """Three windows of 100 tokens."""
+
+    unit = "tokens", 100
+
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, id):
+        return id
+
+
+def test_the_rate_and_the_parts_of_the_time(tmp_path, capsys):
+    log, loader = log_of(tmp_path), StubLoader(4)
+    begin(log, loader, 0, 4)
+    log.print_data(Texts(), Texts())
+    for loader.step, loader.waited in ((2, 4.0), (4, 5.0)):
+        log._since -= 10  # seconds
+        loader.receipt.add(np.arange(8), np.zeros(8))
+        loader.receipt.add(np.arange(8), np.zeros(8))
+        log.report(torch.tensor([1.0, math.nan, 8.0], dtype=torch.float64), None)
+    lines = records(tmp_path)
+    assert [line["data_time"] for line in lines] == [4, 1]
+    for line in lines:
+        assert line["data_time"] + line["compute_time"] == pytest.approx(10, abs=2)
+        assert line["tokens_per_s"] == pytest.approx(800 / 10, rel=0.2)
+    log._since -= 20
+    for _ in range(2):  # the second one takes no time
+        log.validation(torch.tensor([1.0, math.nan, 8.0], dtype=torch.float64))
+    assert log._evaluating == pytest.approx(20, abs=5)
+    assert "data train=3 test=3 source=Texts" in capsys.readouterr().out
+
+
+def test_an_evaluation_alone_is_one_line_with_all_digits(tmp_path, capsys):
+    log, loader = log_of(tmp_path / "run", evaluate=True), StubLoader(4)
+    begin(log, loader, 4, 4)
+    log.validation(torch.tensor([98765.4321, 600, 900], dtype=torch.float64))
+    log.finish()
+    assert capsys.readouterr().out == "val_loss=109.739 val_acc=0.666667 val_count=900\n"
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_profile_is_the_time_between_two_reports(tmp_path, capsys):
+    log, loader = log_of(tmp_path / "run", prof=2), StubLoader(4)
+    begin(log, loader, 0, 4)
+    for loader.step in (2, 4):
+        log.report(torch.tensor([1.0, 4.0, 8.0], dtype=torch.float64), None)
+        log._profiled[-1] += loader.step  # seconds
+    assert log.profiled_seconds == pytest.approx(2, abs=0.5)
+    log.finish()
+    assert capsys.readouterr().out == "" and not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("processes", "per_node", "nodes"), [(1, None, 1), (1, "1", 1), (8, "4", 2), (8, "8", 1)]
+)
+def test_the_nodes_of_a_run(monkeypatch, processes, per_node, nodes):
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    if per_node:
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", per_node)
+    monkeypatch.setattr(ranks, "world_size", lambda: processes)
+    facts = environment.facts()
+    assert (facts["nodes"], facts["world size"]) == (nodes, processes)
+    assert facts["processes per node"] == int(per_node or 1)
+
+
 @pytest.mark.parametrize(
     ("name", "value", "shown"),
     [

@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import errno
 import fcntl
+import math
 import os
 import re
 import subprocess
@@ -137,3 +138,21 @@ def test_a_restart_that_finds_no_results(variable, first, tmp_path, monkeypatch,
     (tmp_path / "run/starts.jsonl").write_text('{"step": 0, "settings": {}, "environment": {}}\n')
     resume.take_output(args, run, lambda start: True)
     assert "warning" not in capsys.readouterr().out
+
+
+def test_the_results_of_a_folder(tmp_path):
+    """A run that was killed in its first report has only a receipt, and no results."""
+    folder = str(tmp_path)
+    assert output.list_results(folder) == [] and output.epochs(folder) == []
+    for name in ("receipt.bin", "starts.jsonl", "classes.json"):
+        (tmp_path / name).write_text("x")
+    (tmp_path / "metrics.jsonl").touch()
+    assert output.list_results(folder) == []
+    (tmp_path / "metrics.jsonl").write_text("{}\n")
+    assert output.list_results(folder) == ["metrics.jsonl", "receipt.bin"]
+    (tmp_path / "best.pth").touch()
+    assert output.epochs(folder) == [math.inf]
+    for epoch in (2, 10):
+        (tmp_path / f"epoch_{epoch}.pth").touch()
+    assert sorted(output.epochs(folder)) == [2, 10]
+    assert output.list_results(folder)[:3] == ["best.pth", "epoch_10.pth", "epoch_2.pth"]

@@ -200,3 +200,17 @@ def test_a_status_that_is_refused_is_one_warning(wrong, trainer, tmp_path, monke
     printed = capsys.readouterr().out
     assert len(re.findall("warning: .*TrainJob .*incomplete", printed)) == 1 and "step=3" in printed
     assert trainer.empty() and "hunter2" not in printed
+
+
+def test_the_time_left_is_that_of_the_steps_of_this_start(monkeypatch):
+    bodies = []
+    monkeypatch.setattr(trackers.TrainJob, "_post", lambda self, body: bodies.append(json.loads(body)))
+    job = trackers.TrainJob(50, 100)
+    job._began -= 50  # seconds
+    job.log({"loss": 1.0}, 75)
+    job.log({"lr": 0.1}, 76)  # too early: it goes with the next request
+    job.finish()
+    first, last = (body["trainerStatus"] for body in bodies)
+    assert first["progressPercentage"] == 75 and 49 <= first["estimatedRemainingSeconds"] <= 55
+    assert {each["name"]: each["value"] for each in last["metrics"]} == {"loss": "1", "lr": "0.1"}
+    assert last["progressPercentage"] == 76

@@ -5,7 +5,11 @@ import re
 import pytest
 import torch
 
+from bootfile.ground.errors import BadInput
+from datasets.compat import dali_dataset
+from datasets.compat.alias import dali, kspeeddataloader
 from datasets.loaders import backends
+from datasets.sampling.augment import random_resized_crop
 from tests.conftest import ROOT, environment, run
 from tests.support import pictures
 
@@ -46,6 +50,60 @@ loader = dataloader.DpexDataLoader(
 print(len(list(loader)), DpexDataLoader is dataloader.DpexDataLoader)
 """
     assert printed(code, folder, tmp_path).endswith("\n20 True\n2 True\n")
+
+
+def test_the_loaders_of_kspeed_begin_at_their_epoch(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(dali_dataset, "CACHE_FOLDER", str(tmp_path))
+    common = {"workers": 2, "crop_padding": 8}
+    loader, steps = kspeeddataloader.get_kspeed_train_loader(str(folder), 32, 5, 3, start_epoch=1, **common)
+    batches = list(loader)
+    assert (loader.epoch, steps, len(batches)) == (2, 4, 4)
+    assert {images.shape for images, _ in batches} == {(5, 3, 32, 32)}
+    assert all(labels.shape == (5,) and labels.dtype == torch.int64 for _, labels in batches)
+    assert loader.plan.index.split == "train" and loader.plan.augment.func is random_resized_crop
+    loader.close()
+    loader, steps = kspeeddataloader.get_kspeed_val_loader(str(folder), 32, 5, 3, True, **common)
+    labels = torch.cat([labels for _, labels in loader])
+    assert (loader.epoch, steps, loader.plan.index.split) == (1, 2, "val")
+    assert loader.plan.augment.keywords == {"share": 32 / 40}
+    assert labels.argmax(1).tolist() == loader.plan.index.labels.tolist() and (labels.sum(1) == 1).all()
+    with pytest.raises(BadInput, match=r"bicubic.*--rand_augment"):
+        kspeeddataloader.get_kspeed_val_loader(str(folder), 32, 5, 3, interpolation="bicubic")
+
+
+@pytest.mark.parametrize(
+    "options, backend",
+    [({}, "dali-kspeed"), ({"kspeed": False}, "dali-gpu"), ({"kspeed": False, "dali_cpu": True}, "dali")],
+)
+def test_the_loaders_of_kspeed_with_dali_have_its_backend(options, backend):
+    for split, get in (
+        ("train", kspeeddataloader.get_dali_kspeed_train_loader),
+        ("val", kspeeddataloader.get_dali_kspeed_val_loader),
+    ):
+        assert get(**options).args == (split, backend)
+
+
+def test_the_pipelines_of_diving_into_dali_have_the_data_of_their_split(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(dali, "CACHE_FOLDER", str(tmp_path))
+    common = {"num_threads": 2, "device_id": 0, "crop": 32, "local_rank": 1, "world_size": 2}
+    options = {"min_crop_size": 0.5, "dali_cpu": True, "mean": (9,) * 3, "std": (9,) * 3}
+    train = dali.HybridTrainPipe(8, data_dir=str(folder / "train"), **options, **common)
+    val = dali.HybridValPipe(8, data_dir=str(folder / "val"), size=40, mean=(1,) * 3, std=(2,) * 3, **common)
+    assert (train.plan.sampler.shuffle, val.plan.sampler.shuffle) == (True, False)
+    assert (train.plan.sampler.global_batch, train.plan.sampler.rank) == (16, 1)
+    assert train.plan.augment.keywords == {"scale": (0.5, 1.0)}
+    assert val.plan.augment.keywords == {"share": 32 / 40}
+    assert (train.backend, val.backend) == ("dali", "dali-gpu")
+    # with dali_cpu the values of the iterator count
+    built = []
+    monkeypatch.setattr(dali.backends, "build", lambda *words, **options: built.append((words, options)))
+    for pipe in (train, val):
+        dali.DaliIteratorGPU(pipe, mean=(255,) * 3, std=(51,) * 3, fp16=True)._build(pipe.plan)
+    assert built[0][1]["mean"] == [1] * 3 and built[0][1]["std"] == [51 / 255] * 3
+    assert built[1][1]["mean"] == [1 / 255] * 3 and built[1][1]["std"] == [2 / 255] * 3
+    assert {options["dtype"] for _, options in built} == {torch.float16}
+    with pytest.raises(BadInput, match="size 31"):
+        dali.HybridValPipe(8, data_dir=str(folder / "val"), size=31, **common)
 
 
 @pytest.mark.thorough

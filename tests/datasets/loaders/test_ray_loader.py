@@ -15,13 +15,14 @@ from PIL import Image
 from torch.utils.data import DataLoader, get_worker_info
 
 from bootfile.ground.errors import BadInput
+from bootfile.sampling import generators
 from bootfile.sampling.plan import Plan
 from bootfile.sampling.sampler import BatchSampler
 from datasets.compat.dpex import DpexDataLoader, RayDataLoader
 from datasets.folders import image_folder, random_folder
 from datasets.loaders import backends
 from datasets.loaders.engines.memory import make_loader
-from datasets.loaders.ray import pool
+from datasets.loaders.ray import engine, pool
 from datasets.loaders.ray.engine import RayWorkers
 from datasets.sampling.augment import random_resized_crop
 from datasets.sampling.effects import Effects
@@ -75,6 +76,77 @@ def test_the_name_and_the_arguments_of_the_seed():
             yield from range(5)
 
     assert not DpexDataLoader(Count(), True, num_workers=2).distribute_mode
+
+
+class _Pool:
+    """The pool of a loader, without Ray: each task runs twice when its result is taken."""
+
+    def __init__(self, workers, address, cpus):
+        self.workers, self.made = workers, (workers, address, cpus)
+        self.submitted, self.timeouts, self.is_closed = 0, [], False
+
+    def put(self, function):
+        return [function]
+
+    def submit(self, held, task):
+        self.submitted += 1
+        return held, task
+
+    def take(self, reference, timeout):
+        self.timeouts.append(timeout)
+        [function], task = reference
+        first = function(task)
+        again = function(task)  # on another actor, because the first one was lost
+        assert same(first, again)
+        return first
+
+    def close(self):
+        self.is_closed = True
+
+
+@pytest.fixture
+def here(monkeypatch):
+    monkeypatch.setattr(engine, "Pool", _Pool)
+    with generators.restored():
+        yield
+    torch.utils.data._utils.worker._worker_info = None
+
+
+@pytest.mark.parametrize("options", [
+    {"batch_size": 7, "shuffle": True}, {"batch_size": 8, "drop_last": True}, {"batch_size": None},
+])  # fmt: skip
+def test_the_order_of_the_batches_is_that_of_torch(here, options):
+    expected = plain(Squares(20), **options)
+    torch.manual_seed(3)
+    with RayDataLoader(Squares(20), True, num_workers=2, **options) as loader:
+        assert same(list(loader), expected) and len(iter(loader)) == len(expected)
+
+
+def test_a_batch_follows_from_the_seed_and_its_number(here):
+    inits = []
+    options = {"batch_size": 2, "worker_init_fn": inits.append, "collate_fn": list, "timeout": 5}
+
+    def epochs(seed, **more):
+        torch.manual_seed(seed)
+        loader = RayDataLoader(
+            Draws(), True, "host:1", num_workers=3, cpus_per_worker=0.5, prefetch_factor=3, **options, **more
+        )
+        batches = iter(loader)
+        assert loader._pool.submitted == 9, "three for each worker"
+        first, second = list(batches), list(loader)
+        assert loader._pool.made == (3, "host:1", 0.5) and {*loader._pool.timeouts} == {5}
+        return first, second
+
+    first, second = epochs(0)
+    assert epochs(0) == (first, second)
+    rows = [row for batch in (*first, *second, *epochs(1)[0]) for row in batch]
+    assert len({row[4:] for row in rows}) == len(rows) == 72, "no sample has the numbers of another one"
+    # get_worker_info() is that of torch's loader: batch n is of worker n % 3
+    assert [batch[0][1] for batch in first] == [0, 1, 2] * 4
+    assert all(row[2] == 3 and row[3] - row[1] == first[0][0][3] for batch in first for row in batch)
+    assert inits == [0] * 6, "once for each epoch, which sends the data set again"
+    first, second = epochs(2, persistent_workers=True)
+    assert first != second and inits == [0] * 7
 
 
 @pytest.mark.thorough

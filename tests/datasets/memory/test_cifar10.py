@@ -126,6 +126,10 @@ def test_class_folders(tmp_path, monkeypatch):
     train, test = cifar10.load(str(tmp_path), custom_data=False)
     assert train.labels.tolist() == [label for label in range(10) for _ in range(2)]
     assert [int(image[0, 0, 0]) for image in test.images] == [10 * label for label in range(10)]
+    assert train.class_names == test.class_names == cifar10.CLASSES
+    (tmp_path / "test" / "airplane").rename(tmp_path / "airplane")
+    assert cifar10.load(str(tmp_path), custom_data=False)[1].labels.tolist() == [*range(1, 10)]
+    (tmp_path / "airplane").rename(tmp_path / "test" / "airplane")
     assert "copy" in train.source and f"{tmp_path}/train and {tmp_path}/test" in train.source
     for name in ("train", "test"):
         (tmp_path / name).rename(tmp_path / f"{name.title()}ing")

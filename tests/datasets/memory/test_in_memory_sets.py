@@ -1,6 +1,7 @@
 """Fashion-MNIST, digits and generated images are read correctly."""
 
 import dataclasses
+import functools
 import gzip
 import hashlib
 import sys
@@ -12,7 +13,8 @@ import torch
 from sklearn.datasets import load_digits
 
 from bootfile.ground.errors import BadInput
-from datasets.memory import cifar10, digits, fashion_mnist
+from common.platform.platforms import MEMBER
+from datasets.memory import cifar10, digits, fashion_mnist, image_set
 from datasets.memory.image_set import ImageSet
 
 SHARED = Path(__file__).resolve().parents[4] / "shared" / "data"
@@ -129,3 +131,13 @@ def test_a_fingerprint_is_that_of_samples_labels_and_normalisation():
     others += [{"images": images[:3], "labels": labels[:3]}, {"mean": (0.4,) * 3}, {"reflect": True}]
     prints |= {dataclasses.replace(first, **change).fingerprint for change in others}
     assert len(prints) == 1 + len(others)
+
+
+def test_a_process_that_may_run_main_again_keeps_the_sets(monkeypatch):
+    monkeypatch.delenv(MEMBER, raising=False)
+    first = image_set.load("digits", None, True)
+    assert image_set.load("digits", None, True) is not first
+    monkeypatch.setenv(MEMBER, "1")
+    monkeypatch.setattr(image_set, "_load_once", functools.lru_cache(1)(image_set._load))
+    kept = image_set.load("digits", None, True)
+    assert image_set.load("digits", None, True) is kept

@@ -63,6 +63,8 @@ def names(index) -> list[str]:
 def test_every_kind_becomes_an_rgb_jpeg_of_the_decoded_size(index, packs):
     meta = pack.described(packs["jpeg"].path)
     assert meta | {"short_side": 256, "quality": 90, "form": "jpeg"} == meta
+    sides = {form: pack.described(packs[form].path)["short_side"] for form in packs}
+    assert {form for form, side in sides.items() if not side} == {"encoded", "jpeg_full"}
     assert {packs["jpeg"].image(id).shape for id in range(len(index))} == {
         (256, 384, 3), (384, 256, 3), (61, 97, 3), (256, 341, 3),
     }  # fmt: skip

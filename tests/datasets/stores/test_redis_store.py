@@ -69,6 +69,43 @@ def test_addresses(tmp_path):
         assert connection.parse(text) == connection.Address(**{"host": "cache.example"} | rest)
 
 
+def test_certificates_and_the_password_of_the_environment(tmp_path, monkeypatch):
+    for name in ("ca.pem", "other.pem"):
+        (tmp_path / name).write_text("x")
+    monkeypatch.setenv(connection.CA, str(tmp_path / "ca.pem"))
+    assert connection.parse("rediss://a").ca == str(tmp_path / "ca.pem")
+    assert connection.parse(f"rediss://a?ca={tmp_path / 'other.pem'}").ca == str(tmp_path / "other.pem")
+    for name in (connection.PASSWORD, connection.PASSWORD_FILE):
+        monkeypatch.delenv(name, raising=False)
+    assert connection.password() is None
+    monkeypatch.setenv(connection.PASSWORD, "of the variable")
+    assert connection.password() == "of the variable"
+    monkeypatch.setenv(connection.PASSWORD_FILE, str(tmp_path / "secret"))
+    for content, expected in (("word \r\n", "word "), ("word", "word"), ("\n", None)):
+        (tmp_path / "secret").write_text(content)
+        assert connection.password() == expected
+
+
+def test_a_client_has_what_the_address_names(monkeypatch):
+    monkeypatch.setenv(connection.PASSWORD, "secret")
+    made = []
+
+    class Client:
+        def __init__(self, **options):
+            made.append(options)
+
+        def info(self, section):
+            return {"cluster_enabled": 0}
+
+    redis = connection.load_redis()
+    monkeypatch.setattr(redis, "Redis", Client)
+    connection.Server(connection.parse("rediss://user@a:7000/3"), None)._connect()
+    [options] = made
+    wanted = {"db": 3, "host": "a", "port": 7000, "username": "user", "password": "secret", "ssl": True}
+    assert wanted.items() <= options.items() and options["ssl_check_hostname"]
+    assert options["socket_timeout"] == connection.READ and options["protocol"] == 2
+
+
 @pytest.mark.parametrize("text", [
     "http://a", "redis://", "a:6379", "redis://a:1,b:2", "redis://a:port", "redis://a:99999",
     "redis://u@a:1,redis://v@b:2", "redis://a?forms=encoded", "redis://a?form=jpeg",
@@ -439,6 +476,7 @@ def test_an_active_set_goes_with_the_last_one(empty_redis, index, made):
         assert stored.samples == 40 and stored.mode == "active" and stored.title.endswith("/train")
         keys = {f"bootfile:{stored.name}:about", f"bootfile:{stored.name}:leases", "bootfile:names"}
         assert {key.encode() for key in keys} <= {*client.keys()}, "other versions use these names"
+        assert client.ttl(f"bootfile:{stored.name}:about") > redis_store.SAMPLE_LIFETIME, "found by it"
     assert client.dbsize() == 0
 
 

@@ -171,6 +171,16 @@ def test_a_set_that_is_not_stored_is_named(empty_redis, index):
 
 
 @needed
+def test_the_end_of_a_job_releases_its_sets(empty_redis, index):
+    client = empty_redis.client()
+    stores = Stores(None, empty_redis.url(), "active")
+    assert stores.open(index) is stores.open(index)
+    until(lambda: client.dbsize() > 0)
+    stores.close()
+    assert client.dbsize() == 0
+
+
+@needed
 def test_a_file_that_changed_after_the_scan_is_not_cached(empty_redis, tmp_path):
     """With the same size and times, this job reads the file as without a cache, and does not store it."""
     folder = pictures.make(tmp_path / "images", 8, 1)

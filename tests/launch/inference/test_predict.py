@@ -15,7 +15,7 @@ from bootfile.ground.errors import BadInput
 from bootfile.records import STARTS, read_starts
 from datasets.memory import digits as digit_set
 from launch.inference import predict, predictions
-from launch.inference.trained import load
+from launch.inference.trained import Trained, load
 from tests.conftest import names, records, run
 
 
@@ -28,6 +28,90 @@ def _read(path) -> list[dict[str, str]]:
 def _accuracy(path) -> float:
     rows = _read(path)
     return sum(row["class_1"] == row["path"].split("/")[0] for row in rows) / len(rows)
+
+
+class Colour(torch.nn.Module):
+    """A network whose logits are the means of the channels: the brightest one is the class."""
+
+    def forward(self, images):
+        means = images.mean(dim=(2, 3))
+        return 8 * means if means.shape[1] == 3 else torch.cat([means, 1 - means], 1)
+
+
+COLOURS = {"c/red": (255, 0, 0), "a/green": (0, 255, 0), "b/blue": (0, 0, 255), "b/zwhite": (255, 255, 255)}
+
+
+def _of_colours(folder, monkeypatch, channels=3, share=1.0, **settings) -> Trained:
+    """Write an image of each colour and one that cannot be read. Return the network that predict() loads."""
+    for name, colour in COLOURS.items():
+        path = folder / f"{name}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        image = Image.new("RGB", (16, 8), colour)
+        image.paste((0, 0, 0), (0, 0, 2, 8))  # outside of the square in the centre
+        image.save(path)
+    (folder / "b/page.png").write_bytes(b"<html>")
+    classes = ("red", "green", "blue")[: max(2, channels)]
+    network = Trained(
+        Colour(), "colour", channels, 4, (0.0,) * channels, (1.0,) * channels, share, classes, settings
+    )
+    monkeypatch.setattr(predictions.trained, "load", lambda *options: network)
+    return network
+
+
+def test_predictions_are_those_of_the_network_in_the_order_of_the_paths(tmp_path, monkeypatch, capsys):
+    network = _of_colours(tmp_path / "images", monkeypatch)
+    words = [str(tmp_path / "best.pth"), str(tmp_path / "images"), "--batch_size=2", "--enable_gpu=false"]
+    assert predict.main([*words, "--to", str(tmp_path / "found.csv")]) == 0
+    assert ": 5 images, 1 of them unreadable; colour, 3 classes" in capsys.readouterr().out
+    rows = _read(tmp_path / "found.csv")
+    assert [row["path"] for row in rows] == [
+        "a/green.png",
+        "b/blue.png",
+        "b/page.png",
+        "b/zwhite.png",
+        "c/red.png",
+    ]
+    assert [bool(row["error"]) for row in rows] == [False, False, True, False, False]
+    found = [(row["class_1"], row["number_1"], row["probability_1"]) for row in rows]
+    likely = f"{1 / (1 + 2 * np.exp(-8)):.6f}"
+    assert found[0] == ("green", "1", likely) and found[1] == ("blue", "2", likely)
+    assert found[2] == ("", "", "") and found[4] == ("red", "0", likely)
+    assert [rows[3][f"probability_{rank}"] for rank in (1, 2, 3)] == ["0.333333"] * 3
+    assert {rows[4]["class_2"], rows[4]["class_3"]} == {"green", "blue"}
+    assert predict.main([words[0], f"{words[1]}/b/blue.png", *words[2:]]) == 0
+    assert capsys.readouterr().out.splitlines()[0] == f"{likely} blue"
+    with pytest.raises(BadInput, match=r"page.png: .*not a known image"):
+        predict.main([words[0], f"{words[1]}/b/page.png", *words[2:]])
+    root, paths = predictions.find_images(words[1])
+    places = [torch.device("cpu")] * 3
+    several = list(predictions.predict(network, root, paths, places, 1))
+    assert [path for path, _, _ in several] == paths
+    assert [int(shares.argmax()) for _, reason, shares in several if not reason][:2] == [1, 2]
+
+
+def test_classes_of_bce_have_probabilities_of_their_own(tmp_path, monkeypatch):
+    network = _of_colours(tmp_path, monkeypatch, loss="bce")
+    [(_, _, shares)] = predictions.predict(network, str(tmp_path), ["b/zwhite.png"], [torch.device("cpu")])
+    assert shares.tolist() == pytest.approx([1 / (1 + np.exp(-8))] * 3)
+
+
+def test_a_network_of_one_channel_gets_grey_images(tmp_path, monkeypatch):
+    network = _of_colours(tmp_path, monkeypatch, channels=1)
+    paths = ["c/red.png", "a/green.png", "b/blue.png"]
+    shares = [
+        share for _, _, share in predictions.predict(network, str(tmp_path), paths, [torch.device("cpu")])
+    ]
+    brightness = [0.5 + torch.logit(share[0]).item() / 2 for share in shares]
+    assert brightness == pytest.approx([0.299, 0.587, 0.114], abs=0.003)  # of 255 whole numbers
+
+
+def test_the_share_of_an_image_is_its_centre(tmp_path, monkeypatch):
+    network = _of_colours(tmp_path, monkeypatch, share=0.5)
+    Image.open(tmp_path / "c/red.png").resize((8, 8)).save(tmp_path / "square.png")  # black on the left
+    for share, is_pure in ((0.5, True), (1.0, False)):
+        network = network._replace(share=share)
+        [(_, _, shares)] = predictions.predict(network, str(tmp_path), ["square.png"], [torch.device("cpu")])
+        assert (shares[0] > 0.999) == is_pure
 
 
 @pytest.mark.thorough

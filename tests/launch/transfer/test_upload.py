@@ -1,5 +1,6 @@
 """`upload`, its `--clean`, and `fetch` work with a real S3 server."""
 
+import contextlib
 import hashlib
 import io
 import json
@@ -15,6 +16,7 @@ import pytest
 
 from bootfile.ground.errors import BadInput
 from common.ground import endings
+from common.object_store.store import Object
 from launch import manifests
 from launch import records as job_records
 from launch.transfer import fetch, upload
@@ -258,6 +260,64 @@ def snapshots(server, url, count: int, name="train") -> list[str]:
         found.append(place)
         time.sleep(1.1 * (number + 1 < count))
     return found
+
+
+class _Store(contextlib.nullcontext):
+    """The parts of an ObjectStore that --clean uses. objects: key -> content, the later the newer."""
+
+    def __init__(self, objects: dict[str, bytes], uploads: dict[str, float]):
+        super().__init__(self)
+        self.objects, self.unfinished = objects, uploads
+        self.deleted: list[str] = []
+
+    def folders(self):
+        return dict.fromkeys(key.partition("/")[0] for key in self.objects if "/" in key)
+
+    def head(self, key):
+        seconds = [*self.objects].index(key) + 1.0 if key in self.objects else 0.0
+        return Object(key, 1, modified=seconds) if seconds else None
+
+    def read(self, key):
+        return self.objects[key]
+
+    def uploads(self):
+        return [(key, f"id of {key}", began) for key, began in self.unfinished.items()]
+
+    def abort(self, key, id):
+        assert id == f"id of {key}"
+        del self.unfinished[key]
+
+    def delete(self, keys):
+        self.deleted += keys
+
+
+def test_clean_keeps_the_newest_snapshots_of_each_name(monkeypatch, capsys):
+    objects, places = {}, []
+    for name, number in (("a", 0), ("b", 1), ("a", 2), ("a", 3)):
+        manifest = manifests.describe(name, {"jobs/train.py": b"%d" % number}, "jobs/train.py")
+        places.append(manifests.make_folder_name(manifest))
+        objects[f"{places[-1]}/manifest.json"] = manifests.to_bytes(manifest)
+    data = manifests.describe("data", {"image": b"1"})  # of an upload of data
+    objects[f"{manifests.make_folder_name(data)}/manifest.json"] = manifests.to_bytes(data)
+    objects["elsewhere/manifest.json"] = objects[f"{places[0]}/manifest.json"]  # not its own folder
+    now = time.time()
+    store = _Store(objects, {"old": now - 86500, "running": now - 86000})
+    monkeypatch.setattr(upload, "ObjectStore", lambda url: store)
+    words = ["--clean", "--to", "s3://bucket/code", "--keep", "2"]
+    with pytest.raises(BadInput, match=r"1 snapshots .* and 1 unfinished"):
+        upload.main(words)  # there is no terminal
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert {line[2]: line[0] for line in lines} == {
+        places[0]: "remove", places[1]: "keep", places[2]: "keep", places[3]: "keep",
+        "old": "remove", "running": "keep",
+    }  # fmt: skip
+    assert not store.deleted and len(store.unfinished) == 2
+    assert upload.main([*words, "--yes"]) == 0
+    assert store.deleted == [f"{places[0]}/jobs/train.py", f"{places[0]}/manifest.json"]
+    assert [*store.unfinished] == ["running"]
+    store.deleted = []
+    assert upload.main(["--clean", "--to", "s3://bucket/code", "--yes"]) == 0  # three of each name stay
+    assert not store.deleted and "nothing to remove" in capsys.readouterr().out
 
 
 @pytest.mark.thorough
