@@ -19,9 +19,9 @@ VAGUE_OR_OPTION = (*values.VAGUE, "option", "module", "attribute")
 BUILTINS = {
     "range": "_make_range", "trange": "_make_range", "itertools.count": "_make_count",
     "tqdm": "_keep_first", "reversed": "_keep_first", "track": "_keep_first", "progress_bar": "_keep_first",
-    "enumerate": "_enumerate", "dict": "_make_dict", "list": "_make_list", "tuple": "_make_list",
-    "iter": "_iterate", "str": "_make_text", "int": "_make_number", "float": "_make_number",
-    "getattr": "_get_attribute",
+    "enumerate": "_enumerate", "zip": "_zip", "dict": "_make_dict", "list": "_make_list",
+    "tuple": "_make_list", "iter": "_iterate", "str": "_make_text", "int": "_make_number",
+    "float": "_make_number", "getattr": "_get_attribute",
 }  # fmt: skip
 PACKAGES = {
     "super": "_super", "copy.deepcopy": "_copy", "torch.load": "_load_checkpoint",
@@ -113,6 +113,11 @@ class Functions(Methods):
         made.deps = frozenset(call.args[:1])
         return made if call.args else None
 
+    def _zip(self, call: Call) -> Value:
+        made = self._made_by_call(call.node, call.args)
+        made.key, made.options = "zip", {**dict(enumerate(call.args))}
+        return made
+
     def _make_dict(self, call: Call) -> Value:
         made = self._make("dict", call.node, parts=dict(call.named))
         for value in call.args:
@@ -161,6 +166,9 @@ class Functions(Methods):
         return Value("instance", "super", of=instance, cls=classes[0], parts=root(instance).parts)
 
     def _copy(self, call: Call) -> Value | None:
+        # a copy of a state has the state
+        if call.args and kind_of(call.args[0]) == "state":
+            return call.args[0]
         loops = tuple(self._loops)
         return self._make("copied", call.node, of=root(call.args[0]), loops=loops) if call.args else None
 
