@@ -4,7 +4,7 @@ import ast
 import contextlib
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -260,13 +260,38 @@ def list_in_body(job: Job, loop: Loop, event: Event) -> list[Any]:
     return inside
 
 
+def restore(
+    job: Job,
+    checkpoint: Checkpoint,
+    names: Iterable[Binding],
+    find: Callable[[str, Any], Reach],
+    key: str,
+    line: str,
+    later: Callable[[str], list[str]] = lambda _: [],
+) -> None:
+    """Load an entry where the others are loaded, or before the loop if what gets it is made in between.
+
+    names: its bindings. find: returns its name at a place. line: puts the entry {1} into {0}. later: what
+    follows this line before the loop.
+    """
+    try:
+        check_order(job, checkpoint, names)
+        target = find(checkpoint.path, checkpoint.anchor)
+        load_entry(job, checkpoint, target, key, line.format(target.name, "{}"))
+    except CannotEdit:
+        loop = job.facts.loops[0]
+        target = find(loop.path, loop.node)
+        lines = [line.format(target.name, "{}"), *later(target.name)]
+        load_before_loop(job, checkpoint, target.guard, key, lines)
+
+
 def load_entry(job: Job, checkpoint: Checkpoint, target: Reach, key: str, line: str) -> None:
     """Load an entry after the others, and warn of a file without it. line: reads HOLDER[KEY] as {}."""
     test, otherwise = f'"{key}" in {checkpoint.holder}', "else:"
     if target.guard:
         test = f'{target.guard} and {checkpoint.holder}.get("{key}") is not None'
         otherwise = f"elif {target.guard}:"
-    read = line.format(f'{checkpoint.holder}["{key}"]')
+    read = line.replace("{}", f'{checkpoint.holder}["{key}"]')
     warning = f'    print("warning: this checkpoint has no {key}")'
     script = job.open(checkpoint.path)
     script.insert_after(checkpoint.anchor, [f"if {test}:", f"    {read}", otherwise, warning])

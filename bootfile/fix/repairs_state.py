@@ -7,31 +7,34 @@ from typing import Any
 from bootfile.fix.checkpoint import (
     Checkpoint,
     Job,
-    check_order,
     find_checkpoint,
     find_moment,
     insert_below_imports,
     is_distributed,
     list_in_body,
     load_before_loop,
-    load_entry,
     reach,
+    restore,
 )
-from bootfile.fix.edits import CannotEdit, Script, require
+from bootfile.fix.edits import Script, require
 from bootfile.fix.repairs_numbers import save_number
-from bootfile.fix.scope import list_stored
+from bootfile.fix.scope import Reach, list_stored
+from bootfile.lint.methods import IN_PLACE
 from bootfile.lint.record import Class, Event
 from bootfile.lint.rules_random import find_used
 from bootfile.lint.sources import FUNCTIONS, unparse
 from bootfile.lint.values import Value, root
+from bootfile.lint.walk import find_holder
 
 # the key of a generator -> how its state is read and set
 _GENERATORS = {
-    "Generator": ("{}.get_state()", "{}.set_state({}.cpu())"),
-    "default_rng": ("{}.bit_generator.state", "{}.bit_generator.state = {}"),
-    "Random": ("{}.getstate()", "{}.setstate({})"),
+    "Generator": ("{}.get_state()", "{0}.set_state({1}.cpu())"),
+    "default_rng": ("{}.bit_generator.state", "{0}.bit_generator.state = {1}"),
+    "Random": ("{}.getstate()", "{0}.setstate({1})"),
 }
-_STATE = ("{}.state_dict()", "{}.load_state_dict({})")
+_STATE = ("{}.state_dict()", "{0}.load_state_dict({1})")
+_MOVED = "{{key: part.to({0}%s[key].device) for key, part in {1}.items()}}"
+_STEPS = ("", "step", "update", "update_parameters", "load_state_dict", "data", *IN_PLACE)
 _RANDOM = (
     r"^(torch|numpy\.random|random)\.(rand|randn|randint|randperm|random|shuffle|sample|choice|uniform|normal"
     r"|permutation|bernoulli|multinomial)\w*$|random_split$"
@@ -75,31 +78,38 @@ def load_object(job: Job) -> None:
 
 def _find_form(job: Job, value: Value) -> tuple[str, str]:
     """Return how the state of an object is read and set. Raises CannotEdit if it has none."""
-    get, put = _GENERATORS.get(value.key, ("", "")) if value.kind == "generator" else _STATE
-    is_known = bool(get)
-    if isinstance(value.cls, Class):
-        names = ("state_dict", "load_state_dict")
-        methods = [job.facts.tracer.find_method(value, name) for name in names]
-        # a class without any of both may get them from its bases
-        is_known &= all(methods) or (not any(methods) and bool(value.cls.node.bases))
-    require(is_known, f"{value.label or value.kind} has no state_dict() that torch.load() accepts")
-    return get, put
+    if value.kind == "generator":
+        get, put = _GENERATORS.get(value.key, ("", ""))
+        require(get, "the state of this generator is not known")
+        return get, put
+    cls = value.cls
+    methods = [job.facts.tracer.find_method(value, name) for name in ("state_dict", "load_state_dict")]
+    # a class without any of both may get them from its bases
+    if value.kind != "dict" and (not isinstance(cls, Class) or all(methods) or cls.node.bases):
+        is_known = value.kind != "list" and (not isinstance(cls, Class) or all(methods) or not any(methods))
+        require(is_known, f"{value.label or value.kind} has no state_dict() that torch.load() accepts")
+        return _STATE
+    # a dict of tensors, or an object with one that keeps nothing else
+    held = [name for name, part in value.parts.items() if root(part) in job.facts.averaged]
+    sets = [event for event in job.facts.in_training("set_attribute") if root(event.value) is value]
+    is_one = len(held) == 1 and all(event.args[0].kind in ("dict", "none") for event in sets)
+    require(value in job.facts.averaged or is_one, f"{value.label or value.kind} has no state_dict()")
+    member = "" if value in job.facts.averaged else f".{held[0]}"
+    return f"{{}}{member}", f"{{0}}{member}.update({_MOVED % member})"
 
 
 def _load(job: Job, checkpoint: Checkpoint, value: Value, key: str, put: str) -> None:
     """Load a state where the others are loaded, or before the loop if the object is made in between."""
     bound = [binding for binding in job.facts.tracer.bound if root(binding.value) is value]
     made = [binding for binding in bound if not isinstance(binding.node, ast.arg)]
-    try:
-        check_order(job, checkpoint, made)
-        target = reach(job, value, checkpoint.path, checkpoint.anchor)
-        load_entry(job, checkpoint, target, key, put.replace("{}", target.name, 1))
-    except CannotEdit:
-        loop = job.facts.loops[0]
-        target = reach(job, value, loop.path, loop.node)
-        rate = _write_rate(value, target.name) if value.kind == "scheduler" else []
-        lines = [put.replace("{}", target.name, 1), *rate]
-        load_before_loop(job, checkpoint, target.guard, key, lines)
+
+    def find(path: str, node: Any) -> Reach:
+        return reach(job, value, path, node)
+
+    def write_rate(name: str) -> list[str]:
+        return _write_rate(value, name) if value.kind == "scheduler" else []
+
+    restore(job, checkpoint, made, find, key, put, write_rate)
 
 
 def _write_rate(value: Value, name: str) -> list[str]:
@@ -108,17 +118,18 @@ def _write_rate(value: Value, name: str) -> list[str]:
     sets_more = value.cls is not None or value.key in ("OneCycleLR", "CyclicLR")
     require(not sets_more, f"{name} is made after the optimizer is loaded, and changes it")
     groups = f"zip({name}.optimizer.param_groups, {name}.get_last_lr())"
-    lines = [f"for group, rate in {groups}:", '    group["lr"] = rate']
-    return [] if value.key == "ReduceLROnPlateau" else lines
+    # the names of a comprehension are not those of the script
+    line = f"[group.update(lr=rate) for group, rate in {groups}]"
+    return [] if value.key == "ReduceLROnPlateau" else [line]
 
 
 def _check_steps(job: Job, checkpoint: Checkpoint, value: Value) -> None:
     """Raise CannotEdit if an epoch changes an object after it has saved it."""
     moment = find_moment(job, checkpoint)
     later = []
-    for event in job.facts.in_training("step", "method"):
-        owner = root(event.value)
-        is_step = event.text in ("", "step", "update", "update_parameters")
+    for event in job.facts.in_training("step", "method", "set_item", "set_attribute"):
+        owner = find_holder(event.value)
+        is_step = event.text in _STEPS or event.name == "set_item"
         # the state of an optimizer has the learning rate, which its scheduler sets
         is_rate = event.name == "step" and owner.kind == "scheduler"
         is_rate = is_rate and root(owner.parts.get("first", Value())) is value

@@ -37,6 +37,7 @@ class Facts(Checkpoints):
     """The facts that the rules ask for.
 
     changed: the objects whose state the training loop changes, with the first event that changes each.
+    averaged: the weights beside the model that it changes tensor by tensor, also those within an object.
     saves: the checkpoints. loads: the loads of files before the training. loaded: the objects that get their
     state from a file before it. restores_all: a function that is not known restores objects. intent: how the
     script shows that it continues a training, "" if it does not. is_continued: it trains,
@@ -46,6 +47,7 @@ class Facts(Checkpoints):
     def __init__(self, tracer: Tracer):
         super().__init__(tracer)
         # in this order: each of these questions needs the answers before it
+        self.averaged: set[Value] = set()
         self.changed = self._find_changed()
         self.loads = [event for event in self.select("load") if event.order < self.first_step]
         self.loaded = self._find_loaded()
@@ -81,9 +83,10 @@ class Facts(Checkpoints):
         emptied = {holder for event, holder in holders.items() if event.text in ("zero_", "fill_", "clear")}
         for event, holder in holders.items():
             is_known = holder.kind in ("dict", "list", "copied", "model")
-            is_beside = is_known and holder not in trained | inside | emptied
+            is_beside = is_known and holder not in trained | emptied
             if is_beside and self._averages(event, holder, trained):
-                copies.setdefault(holder, event)
+                self.averaged.add(holder)
+                copies.update({} if holder in inside else {holder: copies.get(holder, event)})
         return {**changed, **copies}
 
     def _averages(self, event: Event, holder: Value, trained: set[Value]) -> bool:
