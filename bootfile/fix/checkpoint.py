@@ -256,7 +256,7 @@ def list_in_body(job: Job, loop: Loop, event: Event) -> list[Any]:
     inside = [part for part in loop.node.body if part in around]
     for part in [] if inside else loop.node.body:
         calls = [unparse(one.func).rpartition(".")[2] for one in ast.walk(part) if isinstance(one, ast.Call)]
-        inside += [part] if {*calls} & {*event.functions} else []
+        inside += [part] if {*calls} & {*event.functions[loop.calls :][:1]} else []
     return inside
 
 

@@ -20,7 +20,7 @@ from bootfile.fix.edits import Script, require
 from bootfile.fix.repairs_numbers import save_number
 from bootfile.fix.scope import Reach, list_stored
 from bootfile.lint.methods import IN_PLACE
-from bootfile.lint.record import Class, Event
+from bootfile.lint.record import Binding, Class, Event
 from bootfile.lint.rules_random import find_used
 from bootfile.lint.sources import FUNCTIONS, unparse
 from bootfile.lint.values import Value, root
@@ -82,26 +82,38 @@ def _find_form(job: Job, value: Value) -> tuple[str, str]:
         get, put = _GENERATORS.get(value.key, ("", ""))
         require(get, "the state of this generator is not known")
         return get, put
-    cls = value.cls
-    methods = [job.facts.tracer.find_method(value, name) for name in ("state_dict", "load_state_dict")]
+    facts, cls = job.facts, value.cls
+    methods = [facts.tracer.find_method(value, name) for name in ("state_dict", "load_state_dict")]
+    is_dict = value.kind == "dict" or (
+        value.of is not None and value.kind == "copied" and value.of.kind == "state"
+    )
+    reason = f"{value.label or value.kind} has no state_dict() that torch.load() accepts"
     # a class without any of both may get them from its bases
-    if value.kind != "dict" and (not isinstance(cls, Class) or all(methods) or cls.node.bases):
-        is_known = value.kind != "list" and (not isinstance(cls, Class) or all(methods) or not any(methods))
-        require(is_known, f"{value.label or value.kind} has no state_dict() that torch.load() accepts")
+    if not is_dict and (not isinstance(cls, Class) or any(methods) or cls.node.bases):
+        require(value.kind != "list" and (all(methods) or not any(methods)), reason)
         return _STATE
     # a dict of tensors, or an object with one that keeps nothing else
-    held = [name for name, part in value.parts.items() if root(part) in job.facts.averaged]
-    sets = [event for event in job.facts.in_training("set_attribute") if root(event.value) is value]
-    is_one = len(held) == 1 and all(event.args[0].kind in ("dict", "none") for event in sets)
-    require(value in job.facts.averaged or is_one, f"{value.label or value.kind} has no state_dict()")
-    member = "" if value in job.facts.averaged else f".{held[0]}"
-    return f"{{}}{member}", f"{{0}}{member}.update({_MOVED % member})"
+    parts = {"": value} if is_dict else {f".{name}": root(part) for name, part in value.parts.items()}
+    held = [name for name, part in parts.items() if part in facts.averaged and part.kind != "list"]
+    sets = [event for event in facts.in_training("set_attribute") if root(event.value) is value]
+    items = [(event, find_holder(event.value)) for event in facts.in_training("set_item")]
+    items = [(event.args[0], holder) for event, holder in items if holder in parts.values()]
+    # a part that is filled in the loop is empty when the checkpoint is loaded
+    is_kept = all((holder in facts.list_deps(given)) is (holder in facts.averaged) for given, holder in items)
+    is_kept &= all(event.args[0].kind in ("dict", "list", "none") for event in sets)
+    require(len(held) == 1 and is_kept, reason)
+    return f"{{}}{held[0]}", f"{{0}}{held[0]}.update({_MOVED % held[0]})"
 
 
 def _load(job: Job, checkpoint: Checkpoint, value: Value, key: str, put: str) -> None:
     """Load a state where the others are loaded, or before the loop if the object is made in between."""
     bound = [binding for binding in job.facts.tracer.bound if root(binding.value) is value]
     made = [binding for binding in bound if not isinstance(binding.node, ast.arg)]
+    # what fills a dict
+    fills = job.facts.select("set_item", "method") if "update(" in put else []
+    filled = {value, *map(root, value.parts.values())}
+    fills = [event for event in fills if event.text not in IN_PLACE and find_holder(event.value) in filled]
+    made += [Binding(value, value.label, None, event.node, event.path, event.order) for event in fills]
 
     def find(path: str, node: Any) -> Reach:
         return reach(job, value, path, node)
@@ -194,9 +206,12 @@ def _is_movable(job: Job, path: str, moved: Any, crossed: list[ast.stmt]) -> boo
 # Random numbers
 
 
-def check_random(job: Job, checkpoint: Checkpoint, generator: Value | None = None) -> None:
+def check_random(
+    job: Job, checkpoint: Checkpoint, generator: Value | None = None, is_early: bool = False
+) -> None:
     """Raise CannotEdit if the state of random numbers at the save is not the one after the epoch, or if a
-    restart draws from them between the load and the loop."""
+    restart draws from them between the load and the loop. is_early: what is saved is the state before the
+    epoch, which a restart repeats."""
     facts = job.facts
     reason = "each process has its own random numbers, and the checkpoint has those of one"
     require(not is_distributed(facts), reason)
@@ -207,7 +222,7 @@ def check_random(job: Job, checkpoint: Checkpoint, generator: Value | None = Non
     moment = find_moment(job, checkpoint)
     for draw in draws:
         is_inside, where = facts.is_in_training(draw), f"in line {draw.line}"
-        is_late = is_inside and draw.order > moment
+        is_late = is_inside and draw.order > moment and not is_early
         require(not is_late, f"random numbers are drawn {where}, after the checkpoint is saved")
     for draw in draws if generator is not None else []:
         is_between = checkpoint.order < draw.order < facts.first_step and not facts.is_in_training(draw)
@@ -217,15 +232,45 @@ def check_random(job: Job, checkpoint: Checkpoint, generator: Value | None = Non
 def save_random(job: Job) -> None:
     """Save the states of the global random numbers, and restore them before the loop (R401)."""
     checkpoint = find_checkpoint(job)
-    check_random(job, checkpoint)
+    early = _find_early(job, checkpoint)
+    check_random(job, checkpoint, is_early=early is not None)
     is_one_file = all(path == checkpoint.path for path, _, _ in checkpoint.dicts)
     require(is_one_file, "the checkpoint is saved in another file than the loop")
     script = job.open(checkpoint.path)
     load_before_loop(job, checkpoint, "", "random_states", ["set_random_states({})"], "set_random_states")
+    text = "get_random_states()"
+    if early is not None:
+        script.insert_first(early, [f"random_states = {text}"])
+        text = "random_states"
     for _, node, _ in checkpoint.dicts:
-        script.add_entry(node, "random_states", "get_random_states()")
+        script.add_entry(node, "random_states", text)
     nodes = [checkpoint.anchor, *[node for _, node, _ in checkpoint.dicts]]
     insert_below_imports(job, checkpoint.path, nodes, _write_functions(script, find_used(job.facts)))
+
+
+def _find_early(job: Job, checkpoint: Checkpoint) -> Any:
+    """Return the test in the loop that is around each save, if the loop saves before it trains, and a restart
+    repeats that pass from its beginning; None otherwise."""
+    facts, moment = job.facts, find_moment(job, checkpoint)
+    loop, numbers = facts.loops[0], facts.in_training("set_name", "set_attribute")
+    nodes = [node for path, node, _ in checkpoint.dicts if path == loop.path]
+    tests = [part for part in loop.node.body if isinstance(part, ast.If) and not part.orelse]
+    around = [part for part in tests if nodes and all(node in ast.walk(part) for node in nodes)]
+    # the number of this pass is in the checkpoint, and not that of the next one
+    saved = {value for _, _, one in checkpoint.dicts for value in one.parts.values()}
+    early = [event for event in numbers if event.args[0] in saved and event.order < moment]
+    counters = [value for value in saved if value.kind == "counter"]
+    is_repeated = loop.value in saved or (counters and not any(event.args[0] in counters for event in early))
+    drawn = [
+        *facts.in_training("iterate"),
+        *[one for one in facts.calls(_RANDOM) if facts.is_in_training(one)],
+    ]
+    before = [draw for draw in drawn if draw.order < moment]
+    is_known = around and len(nodes) == len(checkpoint.dicts) and facts.list_trained()[0].order > moment
+    is_known = is_known and all(list_in_body(job, loop, draw) == around for draw in before)
+    is_free = "random_states" not in job.open(loop.path).find_bound()
+    is_next = any(facts.is_in_training(event) for event in facts.calls("^next$"))
+    return around[0] if is_known and is_repeated and is_free and not is_next else None
 
 
 def _write_functions(script: Script, used: set[str]) -> list[str]:

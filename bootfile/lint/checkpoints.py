@@ -276,7 +276,8 @@ def _flatten(value: Value, key: str, entries: list[Entry], depth: int) -> bool:
     entries.append(Entry(key, value))
     # a sample that a model makes holds no other object
     is_sample = base.kind == "unknown" and any("output" in dep.flags for dep in list_deps(base))
-    return not key and base.kind not in _STATES and not is_sample and not _is_state_like(base)
+    source = base.of if base.kind == "copied" and base.of is not None else base
+    return not key and source.kind not in _STATES and not is_sample and not _is_state_like(base)
 
 
 def _is_state_like(value: Value) -> bool:

@@ -102,7 +102,7 @@ class Facts(Checkpoints):
         tests = [test for test in event.conditions[event.loops[0].depth :] if isinstance(test.node, ast.If)]
         is_rare = any(one.kind == "modulo" for test in tests for one in self.list_deps(test.value))
         is_copy = event.name == "load_state" or event.text == "copy_"
-        is_copy &= holder.kind == "model" and is_rare
+        is_copy &= holder.kind in ("model", "copied") and is_rare
         return (is_sum or is_mean or is_copy) and bool(trained & owners)
 
     def _find_loaded(self) -> dict[Value, Event]:

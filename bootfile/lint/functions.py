@@ -166,9 +166,6 @@ class Functions(Methods):
         return Value("instance", "super", of=instance, cls=classes[0], parts=root(instance).parts)
 
     def _copy(self, call: Call) -> Value | None:
-        # a copy of a state has the state
-        if call.args and kind_of(call.args[0]) == "state":
-            return call.args[0]
         loops = tuple(self._loops)
         return self._make("copied", call.node, of=root(call.args[0]), loops=loops) if call.args else None
 

@@ -211,8 +211,13 @@ def _find_not_loaded(facts: Facts) -> Iterator[Finding]:
     # another model than the one that is loaded, such as a discriminator
     trained = {module for module in facts.list_trained_modules() if "model" in kinds}
     for save in facts.saves:
-        held = [value for value in facts.changed if any(_is_of(entry, value) for entry in save.entries)]
+        # a file after the training has it for the user
+        entries = save.entries if save in facts.restart_saves else []
+        held = [value for value in facts.changed if any(_is_of(entry, value) for entry in entries)]
         for value in dict.fromkeys([*save.owners(), *held]):
+            # R105 names it, too
+            if save not in facts.restart_saves and value in facts.averaged:
+                continue
             # what the training does not change is the same at each start, and need not be loaded
             is_changed = value in facts.changed or value.kind == "generator" or value in trained
             if not is_changed or value in seen or _comes_back(facts, value):
@@ -260,7 +265,8 @@ def _comes_back(facts: Facts, value: Value) -> bool:
 
 def _is_of(entry: Entry, value: Value) -> bool:
     """Return whether an entry is the state of an object, or a dict of averages."""
-    return entry.owner is value or (value.kind in ("dict", "list") and value in entry.value.deps)
+    is_part = value.kind in ("dict", "list") and value in entry.value.deps
+    return value in (entry.owner, root(entry.value)) or is_part
 
 
 def _is_misread(facts: Facts, value: Value, names: list[str]) -> bool:
