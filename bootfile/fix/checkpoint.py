@@ -17,6 +17,10 @@ from bootfile.lint.sources import FUNCTIONS, unparse
 from bootfile.lint.table import Finding
 from bootfile.lint.values import STATEFUL, Loop, Value, root
 
+RANDOM = (
+    r"^(torch|numpy\.random|random)\.(rand|randn|randint|randperm|random|shuffle|sample|choice|uniform|normal"
+    r"|permutation|bernoulli|multinomial)\w*$|random_split$"
+)
 _RESTORED = "restored"  # the name of a dict of entries, from a function that loads to the loop
 
 
@@ -306,17 +310,24 @@ def load_before_loop(
     is_top = job.scope.function(path, checkpoint.anchor) is None
     is_once = len({one.node for one in job.facts.loops}) == 1 and (not is_top or path == loop.path)
     require(is_once, "the checkpoint is not loaded once, before the one loop that trains")
-    script, user = job.open(path), job.open(loop.path)
-    if not _keeps(job, path):
-        require(_RESTORED not in script.find_bound(), f"the name {_RESTORED} has another meaning here")
-        insert_below_imports(job, path, [checkpoint.anchor], [f"{_RESTORED} = {{}}  # of a checkpoint"])
+    user = job.open(loop.path)
+    keep_entry(job, checkpoint, key)
     if path != loop.path:
         _import_names(job, checkpoint, user, (_RESTORED, *needed))
-    load_entry(job, checkpoint, Reach(_RESTORED), key, f'{_RESTORED}["{key}"] = {{}}')
     # once: a second training of this process begins by itself
     entry = f'{_RESTORED}.pop("{key}")'
     test = f'{guard} and {_RESTORED}.get("{key}") is not None'.removeprefix(" and ")
     user.insert_before(loop.node, [f"if {test}:", *[f"    {line.replace('{}', entry)}" for line in lines]])
+
+
+def keep_entry(job: Job, checkpoint: Checkpoint, key: str, *lines: str) -> None:
+    """Keep an entry in a dict of the file that loads, whose name is _RESTORED. lines: below that dict."""
+    path, made = checkpoint.path, f"{_RESTORED} = {{}}  # of a checkpoint"
+    if not _keeps(job, path):
+        job.open(path).claim(_RESTORED)
+        lines = (made, *lines)
+    insert_below_imports(job, path, [checkpoint.anchor], lines)
+    load_entry(job, checkpoint, Reach(_RESTORED), key, f'{_RESTORED}["{key}"] = {{}}')
 
 
 def _keeps(job: Job, path: str) -> bool:
@@ -340,13 +351,12 @@ def _import_names(job: Job, checkpoint: Checkpoint, user: Script, names: tuple[s
             given.add(function)
     require({function, "*"} & given, "the file with the loop does not import the function that loads")
     lacking = [name for name in names if name not in given]
-    is_free = not {*lacking} & user.find_bound()
-    require(is_free, f"a name of {', '.join(lacking)} has another meaning in {user.path}")
+    user.claim(*lacking)
     if lacking:
         user.insert_after(froms[-1][0], [f"from {froms[-1][1]} import {', '.join(lacking)}"])
 
 
-def insert_below_imports(job: Job, path: str, nodes: list[ast.AST], lines: list[str]) -> None:
+def insert_below_imports(job: Job, path: str, nodes: list[ast.AST], lines: Iterable[str]) -> None:
     """Insert lines below the imports of a file, and above the statements with nodes."""
     used = [part for node in nodes for part in (node, *job.scope.above(path, node))]
     body = job.scope.trees[path].body

@@ -5,6 +5,7 @@ import re
 from typing import Any
 
 from bootfile.fix.checkpoint import (
+    RANDOM,
     Checkpoint,
     Job,
     find_checkpoint,
@@ -34,11 +35,7 @@ _GENERATORS = {
 }
 _STATE = ("{}.state_dict()", "{0}.load_state_dict({1})")
 _MOVED = "{{key: part.to({0}%s[key].device) for key, part in {1}.items()}}"
-_STEPS = ("", "step", "update", "update_parameters", "load_state_dict", "data", *IN_PLACE)
-_RANDOM = (
-    r"^(torch|numpy\.random|random)\.(rand|randn|randint|randperm|random|shuffle|sample|choice|uniform|normal"
-    r"|permutation|bernoulli|multinomial)\w*$|random_split$"
-)
+STEPS = ("", "step", "update", "update_parameters", "load_state_dict", "data", *IN_PLACE)
 
 
 def save_object(job: Job) -> None:
@@ -141,7 +138,7 @@ def _check_steps(job: Job, checkpoint: Checkpoint, value: Value) -> None:
     later = []
     for event in job.facts.in_training("step", "method", "set_item", "set_attribute"):
         owner = find_holder(event.value)
-        is_step = event.text in _STEPS or event.name == "set_item"
+        is_step = event.text in STEPS or event.name == "set_item"
         # the state of an optimizer has the learning rate, which its scheduler sets
         is_rate = event.name == "step" and owner.kind == "scheduler"
         is_rate = is_rate and root(owner.parts.get("first", Value())) is value
@@ -218,7 +215,7 @@ def check_random(
     saves = [save.event for save in facts.training_saves]
     is_whole = saves and not any(len(save.loops) > 1 for save in saves)
     require(is_whole, "the checkpoint is saved within an epoch, whose order has begun before")
-    draws = [*facts.select("iterate"), *facts.calls(_RANDOM)]
+    draws = [*facts.select("iterate"), *facts.calls(RANDOM)]
     moment = find_moment(job, checkpoint)
     for draw in draws:
         is_inside, where = facts.is_in_training(draw), f"in line {draw.line}"
@@ -244,8 +241,14 @@ def save_random(job: Job) -> None:
         text = "random_states"
     for _, node, _ in checkpoint.dicts:
         script.add_entry(node, "random_states", text)
+    add_random_functions(job, checkpoint)
+
+
+def add_random_functions(job: Job, checkpoint: Checkpoint) -> None:
+    """Add the functions that read and set all random numbers to the file of the checkpoint."""
     nodes = [checkpoint.anchor, *[node for _, node, _ in checkpoint.dicts]]
-    insert_below_imports(job, checkpoint.path, nodes, _write_functions(script, find_used(job.facts)))
+    lines = _write_functions(job.open(checkpoint.path), find_used(job.facts))
+    insert_below_imports(job, checkpoint.path, nodes, lines)
 
 
 def _find_early(job: Job, checkpoint: Checkpoint) -> Any:
@@ -263,7 +266,7 @@ def _find_early(job: Job, checkpoint: Checkpoint) -> Any:
     is_repeated = loop.value in saved or (counters and not any(event.args[0] in counters for event in early))
     drawn = [
         *facts.in_training("iterate"),
-        *[one for one in facts.calls(_RANDOM) if facts.is_in_training(one)],
+        *[one for one in facts.calls(RANDOM) if facts.is_in_training(one)],
     ]
     before = [draw for draw in drawn if draw.order < moment]
     is_known = around and len(nodes) == len(checkpoint.dicts) and facts.list_trained()[0].order > moment
@@ -277,8 +280,8 @@ def _write_functions(script: Script, used: set[str]) -> list[str]:
     """Return the lines of two functions. used: the sources of random numbers of the program; the state of
     another one would differ in each run. Raises CannotEdit if a name that they need has another meaning."""
     torch, numpy, python = (script.imported(name) for name in ("torch", "numpy", "random"))
-    is_free = torch and not script.find_bound() & {"get_random_states", "set_random_states"}
-    require(is_free, "torch is not imported by its name, or a name of the repair has another meaning")
+    require(torch, "torch is not imported by its name")
+    script.claim("get_random_states", "set_random_states")
     get = [f'        "torch": {torch}.get_rng_state(),', f'        "cuda": {torch}.cuda.get_rng_state_all(),']
     put = [
         f'    {torch}.set_rng_state(states["torch"].cpu())',

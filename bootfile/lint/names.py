@@ -212,6 +212,7 @@ class Names(Expressions):
             for part in node.generators:
                 source = self.value(part.iter)
                 # a comprehension reads a loader as a loop does
+                self._read_loader(source, part.iter)
                 self._assign(part.target, self._element(source, part.iter, None), part.iter, keep=True)
             return None
         return [dict(_bind(generator.target, entry)) for entry in entries]
