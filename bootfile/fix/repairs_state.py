@@ -93,8 +93,8 @@ def _find_form(job: Job, value: Value) -> tuple[str, str]:
     parts = {"": value} if is_dict else {f".{name}": root(part) for name, part in value.parts.items()}
     held = [name for name, part in parts.items() if part in facts.averaged and part.kind != "list"]
     sets = [event for event in facts.in_training("set_attribute") if root(event.value) is value]
-    items = [(event, find_holder(event.value)) for event in facts.in_training("set_item")]
-    items = [(event.args[0], holder) for event, holder in items if holder in parts.values()]
+    pairs = [(event.args[0], find_holder(event.value)) for event in facts.in_training("set_item")]
+    items = [(given, holder) for given, holder in pairs if holder in parts.values()]
     # a part that is filled in the loop is empty when the checkpoint is loaded
     is_kept = all((holder in facts.list_deps(given)) is (holder in facts.averaged) for given, holder in items)
     is_kept &= all(event.args[0].kind in ("dict", "list", "none") for event in sets)
