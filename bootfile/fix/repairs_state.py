@@ -81,15 +81,13 @@ def _find_form(job: Job, value: Value) -> tuple[str, str]:
         return get, put
     facts, cls = job.facts, value.cls
     methods = [facts.tracer.find_method(value, name) for name in ("state_dict", "load_state_dict")]
-    is_dict = value.kind == "dict" or (
-        value.of is not None and value.kind == "copied" and value.of.kind == "state"
-    )
+    is_dict = _is_dict(value)
     reason = f"{value.label or value.kind} has no state_dict() that torch.load() accepts"
     # a class without any of both may get them from its bases
     if not is_dict and (not isinstance(cls, Class) or any(methods) or cls.node.bases):
         require(value.kind != "list" and (all(methods) or not any(methods)), reason)
         return _STATE
-    # a dict of tensors, or an object with one that keeps nothing else
+    # a dict of tensors, or an object with one, or with a model, that keeps nothing else
     parts = {"": value} if is_dict else {f".{name}": root(part) for name, part in value.parts.items()}
     held = [name for name, part in parts.items() if part in facts.averaged and part.kind != "list"]
     sets = [event for event in facts.in_training("set_attribute") if root(event.value) is value]
@@ -99,7 +97,17 @@ def _find_form(job: Job, value: Value) -> tuple[str, str]:
     is_kept = all((holder in facts.list_deps(given)) is (holder in facts.averaged) for given, holder in items)
     is_kept &= all(event.args[0].kind in ("dict", "list", "none") for event in sets)
     require(len(held) == 1 and is_kept, reason)
-    return f"{{}}{held[0]}", f"{{0}}{held[0]}.update({_MOVED % held[0]})"
+    member = held[0]
+    if _is_dict(parts[member]):
+        return f"{{}}{member}", f"{{0}}{member}.update({_MOVED % member})"
+    return f"{{}}{member}.state_dict()", f"{{0}}{member}.load_state_dict({{1}})"
+
+
+def _is_dict(value: Value) -> bool:
+    """Return whether an object is a dict, or the copy of a state."""
+    return value.kind == "dict" or (
+        value.kind == "copied" and value.of is not None and value.of.kind == "state"
+    )
 
 
 def _load(job: Job, checkpoint: Checkpoint, value: Value, key: str, put: str) -> None:

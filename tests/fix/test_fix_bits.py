@@ -140,6 +140,12 @@ KINDS = {
     "averages in an object": ("R105", {
         "setup": f"class Shadow:\n    pass\nshadow = Shadow()\nshadow.kept = {CLONES}",
         "step": SHADOWED.format("shadow.kept"), "result": "*shadow.kept.values()"}),
+    "averages in a model of an object": ("R105", {
+        "setup": "class Shadow:\n    def __init__(self):\n        self.module = copy.deepcopy(model)\n"
+        "    def update(self):\n"
+        "        pairs = zip(self.module.parameters(), model.parameters())\n"
+        "        for a, b in pairs:\n            a.data.lerp_(b.data, 0.1)\nema = Shadow()",
+        "step": "ema.update()", "result": "*ema.module.parameters()"}),
     "target": ("R105", {
         "setup": "target = copy.deepcopy(model)", "result": "*target.parameters()",
         "batch": "if epoch % 4 == 1:\n    target.load_state_dict(model.state_dict())"}),
