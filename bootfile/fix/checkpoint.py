@@ -181,10 +181,9 @@ def find_moment(job: Job, checkpoint: Checkpoint) -> int:
     """Return when an epoch first makes a dict that is saved: what changes later is not in it, also if the
     file is written later."""
     inside = {part for _, node, _ in checkpoint.dicts for part in ast.walk(node)}
-    made = [event.order for event in job.facts.events if event.node in inside]
-    saved = [save.event.order for save in job.facts.restart_saves]
-    first = job.facts.first_step
-    return min([order for order in made if order > first] or saved)
+    facts = job.facts
+    made = [one.order for one in facts.events if one.node in inside and facts.is_in_training(one)]
+    return min(made or [save.event.order for save in facts.restart_saves])
 
 
 def reach(job: Job, value: Value, path: str, node: ast.AST) -> Reach:

@@ -21,6 +21,7 @@ from bootfile.fix.numbers import find_needs
 from bootfile.fix.repairs_state import STEPS, add_random_functions
 from bootfile.fix.scope import list_stored
 from bootfile.lint.record import Event
+from bootfile.lint.rules_files import is_checkpoint
 from bootfile.lint.sources import is_listing, is_modulo, unparse
 from bootfile.lint.values import Loop, Value, root
 from bootfile.lint.walk import find_holder, split
@@ -143,7 +144,8 @@ def skip_batches(job: Job) -> None:
     require(is_drawn and not is_distributed(facts), "the order of the loader is not drawn here")
     checkpoint = find_checkpoint(job)
     places = {checkpoint.path, inner.path, *[path for path, _, _ in checkpoint.dicts]}
-    is_one = len(places) == 1 and all(one.event.loops == save.loops for one in facts.training_saves)
+    saves = [one.event for one in facts.training_saves if is_checkpoint(one)]
+    is_one = len(places) == 1 and all(event.loops == save.loops for event in saves)
     require(is_one, "checkpoints are also saved elsewhere, or in another file")
     # what the epoch does before its first batch is done again, and what a batch does after the save is lost
     moment = find_moment(job, checkpoint)

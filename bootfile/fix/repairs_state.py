@@ -272,11 +272,8 @@ def _find_early(job: Job, checkpoint: Checkpoint) -> Any:
     early = [event for event in numbers if event.args[0] in saved and event.order < moment]
     counters = [value for value in saved if value.kind == "counter"]
     is_repeated = loop.value in saved or (counters and not any(event.args[0] in counters for event in early))
-    drawn = [
-        *facts.in_training("iterate"),
-        *[one for one in facts.calls(RANDOM) if facts.is_in_training(one)],
-    ]
-    before = [draw for draw in drawn if draw.order < moment]
+    drawn = [*facts.select("iterate"), *facts.calls(RANDOM)]
+    before = [draw for draw in drawn if draw.order < moment and facts.is_in_training(draw)]
     is_known = around and len(nodes) == len(checkpoint.dicts) and facts.list_trained()[0].order > moment
     is_known = is_known and all(list_in_body(job, loop, draw) == around for draw in before)
     is_free = "random_states" not in job.open(loop.path).find_bound()
