@@ -13,7 +13,7 @@ checkpoint finds the dicts that are saved and loaded; scope tells by which name 
 place; edits changes the text of one file. lint gives all facts. A function that cannot repair raises
 CannotEdit with the reason, by require().
 
-Outside: checkpoints that another package writes, saves in the middle of an epoch, names that are bound within
+Outside: checkpoints that another package writes, saves within an epoch in several places, names bound within
 try or with, and more than one process where a repair would need all of them. These findings are left with the
 reason.
 """

@@ -4,7 +4,7 @@ import ast
 import contextlib
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -17,6 +17,10 @@ from bootfile.lint.sources import FUNCTIONS, unparse
 from bootfile.lint.table import Finding
 from bootfile.lint.values import STATEFUL, Loop, Value, root
 
+RANDOM = (
+    r"^(torch|numpy\.random|random)\.(rand|randn|randint|randperm|random|shuffle|sample|choice|uniform|normal"
+    r"|permutation|bernoulli|multinomial)\w*$|random_split$"
+)
 _RESTORED = "restored"  # the name of a dict of entries, from a function that loads to the loop
 
 
@@ -178,10 +182,9 @@ def find_moment(job: Job, checkpoint: Checkpoint) -> int:
     """Return when an epoch first makes a dict that is saved: what changes later is not in it, also if the
     file is written later."""
     inside = {part for _, node, _ in checkpoint.dicts for part in ast.walk(node)}
-    made = [event.order for event in job.facts.events if event.node in inside]
-    saved = [save.event.order for save in job.facts.restart_saves]
-    first = job.facts.first_step
-    return min([order for order in made if order > first] or saved)
+    facts = job.facts
+    made = [one.order for one in facts.events if one.node in inside and facts.is_in_training(one)]
+    return min(made or [save.event.order for save in facts.restart_saves])
 
 
 def reach(job: Job, value: Value, path: str, node: ast.AST) -> Reach:
@@ -257,8 +260,33 @@ def list_in_body(job: Job, loop: Loop, event: Event) -> list[Any]:
     inside = [part for part in loop.node.body if part in around]
     for part in [] if inside else loop.node.body:
         calls = [unparse(one.func).rpartition(".")[2] for one in ast.walk(part) if isinstance(one, ast.Call)]
-        inside += [part] if {*calls} & {*event.functions} else []
+        inside += [part] if {*calls} & {*event.functions[loop.calls :][:1]} else []
     return inside
+
+
+def restore(
+    job: Job,
+    checkpoint: Checkpoint,
+    names: Iterable[Binding],
+    find: Callable[[str, Any], Reach],
+    key: str,
+    line: str,
+    later: Callable[[str], list[str]] = lambda _: [],
+) -> None:
+    """Load an entry where the others are loaded, or before the loop if what gets it is made in between.
+
+    names: its bindings. find: returns its name at a place. line: puts the entry {1} into {0}. later: what
+    follows this line before the loop.
+    """
+    try:
+        check_order(job, checkpoint, names)
+        target = find(checkpoint.path, checkpoint.anchor)
+        load_entry(job, checkpoint, target, key, line.format(target.name, "{}"))
+    except CannotEdit:
+        loop = job.facts.loops[0]
+        target = find(loop.path, loop.node)
+        lines = [line.format(target.name, "{}"), *later(target.name)]
+        load_before_loop(job, checkpoint, target.guard, key, lines)
 
 
 def load_entry(job: Job, checkpoint: Checkpoint, target: Reach, key: str, line: str) -> None:
@@ -267,7 +295,7 @@ def load_entry(job: Job, checkpoint: Checkpoint, target: Reach, key: str, line: 
     if target.guard:
         test = f'{target.guard} and {checkpoint.holder}.get("{key}") is not None'
         otherwise = f"elif {target.guard}:"
-    read = line.format(f'{checkpoint.holder}["{key}"]')
+    read = line.replace("{}", f'{checkpoint.holder}["{key}"]')
     warning = f'    print("warning: this checkpoint has no {key}")'
     script = job.open(checkpoint.path)
     script.insert_after(checkpoint.anchor, [f"if {test}:", f"    {read}", otherwise, warning])
@@ -282,17 +310,24 @@ def load_before_loop(
     is_top = job.scope.function(path, checkpoint.anchor) is None
     is_once = len({one.node for one in job.facts.loops}) == 1 and (not is_top or path == loop.path)
     require(is_once, "the checkpoint is not loaded once, before the one loop that trains")
-    script, user = job.open(path), job.open(loop.path)
-    if not _keeps(job, path):
-        require(_RESTORED not in script.find_bound(), f"the name {_RESTORED} has another meaning here")
-        insert_below_imports(job, path, [checkpoint.anchor], [f"{_RESTORED} = {{}}  # of a checkpoint"])
+    user = job.open(loop.path)
+    keep_entry(job, checkpoint, key)
     if path != loop.path:
         _import_names(job, checkpoint, user, (_RESTORED, *needed))
-    load_entry(job, checkpoint, Reach(_RESTORED), key, f'{_RESTORED}["{key}"] = {{}}')
     # once: a second training of this process begins by itself
     entry = f'{_RESTORED}.pop("{key}")'
     test = f'{guard} and {_RESTORED}.get("{key}") is not None'.removeprefix(" and ")
     user.insert_before(loop.node, [f"if {test}:", *[f"    {line.replace('{}', entry)}" for line in lines]])
+
+
+def keep_entry(job: Job, checkpoint: Checkpoint, key: str, *lines: str) -> None:
+    """Keep an entry in a dict of the file that loads, whose name is _RESTORED. lines: below that dict."""
+    path, made = checkpoint.path, f"{_RESTORED} = {{}}  # of a checkpoint"
+    if not _keeps(job, path):
+        job.open(path).claim(_RESTORED)
+        lines = (made, *lines)
+    insert_below_imports(job, path, [checkpoint.anchor], lines)
+    load_entry(job, checkpoint, Reach(_RESTORED), key, f'{_RESTORED}["{key}"] = {{}}')
 
 
 def _keeps(job: Job, path: str) -> bool:
@@ -316,13 +351,12 @@ def _import_names(job: Job, checkpoint: Checkpoint, user: Script, names: tuple[s
             given.add(function)
     require({function, "*"} & given, "the file with the loop does not import the function that loads")
     lacking = [name for name in names if name not in given]
-    is_free = not {*lacking} & user.find_bound()
-    require(is_free, f"a name of {', '.join(lacking)} has another meaning in {user.path}")
+    user.claim(*lacking)
     if lacking:
         user.insert_after(froms[-1][0], [f"from {froms[-1][1]} import {', '.join(lacking)}"])
 
 
-def insert_below_imports(job: Job, path: str, nodes: list[ast.AST], lines: list[str]) -> None:
+def insert_below_imports(job: Job, path: str, nodes: list[ast.AST], lines: Iterable[str]) -> None:
     """Insert lines below the imports of a file, and above the statements with nodes."""
     used = [part for node in nodes for part in (node, *job.scope.above(path, node))]
     body = job.scope.trees[path].body

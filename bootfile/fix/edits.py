@@ -291,6 +291,11 @@ class Script:
                 names |= {alias.asname or alias.name.partition(".")[0] for alias in node.names}
         return names
 
+    def claim(self, *names: str) -> None:
+        """Raise CannotEdit if the file binds one of the names that a repair needs."""
+        taken = ", ".join(sorted({*names} & self.find_bound()))
+        require(not taken, f"{self.path}: {taken} has another meaning here")
+
     def imported(self, module: str) -> str:
         """Return the name that the top of the file gives to a module; "" if it does not import it, or if the
         name has another meaning anywhere in the file."""
@@ -306,7 +311,7 @@ class Script:
         name means something else in the file."""
         if name := self.imported(module):
             return name
-        require(module not in self.find_bound(), f"the name {module} has another meaning in {self.path}")
+        self.claim(module)
         body, line = self.tree.body, [f"import {module}"]
         imports = [node for node in body if isinstance(node, _IMPORTS)]
         others = [node for node in imports if getattr(node, "module", "") != "__future__"]

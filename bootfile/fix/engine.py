@@ -35,6 +35,7 @@ REPAIRS: dict[str, Callable[[Job], None]] = {
     "R109": repairs_state.save_object,
     "R106": repairs_state.save_object,
     "R201": repairs_state.load_object,
+    "R303": repairs_epochs.skip_batches,
     "R301": repairs_epochs.shift_start,
     "R302": repairs_epochs.restore_start,
     "R107": repairs_numbers.save_number,

@@ -5,20 +5,28 @@ import ast
 from typing import Any
 
 from bootfile.fix.checkpoint import (
+    RANDOM,
     Checkpoint,
     Job,
     find_checkpoint,
+    find_moment,
     is_distributed,
+    keep_entry,
     list_in_body,
     load_before_loop,
     split_read,
 )
 from bootfile.fix.edits import CannotEdit, require
+from bootfile.fix.numbers import find_needs
+from bootfile.fix.repairs_state import STEPS, add_random_functions
 from bootfile.fix.scope import list_stored
 from bootfile.lint.record import Event
+from bootfile.lint.rules_files import is_checkpoint
 from bootfile.lint.sources import is_listing, is_modulo, unparse
 from bootfile.lint.values import Loop, Value, root
+from bootfile.lint.walk import find_holder, split
 
+_OF_ITS_OWN = {"generator", "sampler", "batch_sampler", "persistent_workers", 3, 4}
 _ORDER = "each epoch has another order now, also without a restart"
 
 
@@ -27,16 +35,19 @@ def shift_start(job: Job) -> None:
     loop: Loop = job.find("event")
     start: Value = job.find("value")
     save: Event = job.find("save")
-    offset = _find_offset(job, save, loop, start.key)
-    # the saved number is the one of the loop plus an offset
+    require(isinstance(loop, Loop), "a step is counted after it is saved")
     is_after = _find_last_step(job, loop) < save.order
-    wanted = int(is_after) - offset
+    _set_start(job, start, int(is_after) - _find_offset(job, save, loop, start.key), int(job.find("added")))
+    job.notes.append("the files stay the same: only what a restart makes of the saved epoch changes")
+
+
+def _set_start(job: Job, start: Value, wanted: int, added: int) -> None:
+    """Add a number to the epoch that is read from the checkpoint, in place of another one."""
     reads = [(node, split_read(node, ("get", "pop"))) for node in job.nodes_at(start, ast.expr)]
     reads = [(node, read) for node, read in reads if read is not None and read[1] == start.key]
     require(len(reads) == 1, f"line {start.line} does not read the epoch in one place")
     node, script = reads[0][0], job.open(start.path)
     around: Any = job.scope.parents[start.path][node]
-    added = int(job.find("added"))
     text = script.source(node)
     if wanted:
         text += f" + {wanted}" if wanted > 0 else f" - {-wanted}"
@@ -44,7 +55,6 @@ def shift_start(job: Job) -> None:
     require(not added or is_sum, "the number that is added to the epoch is not next to it")
     is_alone = added or isinstance(around, ast.Assign)
     script.replace(around if added else node, text if is_alone else f"({text})")
-    job.notes.append("the files stay the same: only what a restart makes of the saved epoch changes")
 
 
 def _find_last_step(job: Job, loop: Loop) -> int:
@@ -83,7 +93,7 @@ def restore_start(job: Job) -> None:
     name = "" if offset else _find_start(job, path, node, key)
     if not name:
         name = "start_epoch"
-        require(name not in script.find_bound(), f"the name {name} has another meaning here")
+        script.claim(name)
         script.insert_before(node, [f"{name} = {begin}"])
         load_before_loop(job, checkpoint, "", key, [f"{name} = {{}}" + " + 1" * (1 - offset)])
     if first is not None:
@@ -118,6 +128,71 @@ def _find_start(job: Job, path: str, loop: Any, key: str) -> str:
         if is_entry and is_here and job.scope.is_bound(one.name, path, loop, function):
             return one.name
     return ""
+
+
+def skip_batches(job: Job) -> None:
+    """Continue within an epoch: skip its first batches in the same order, with the random numbers (R303)."""
+    save: Event = job.find("save")
+    facts = job.facts
+    require(len(save.loops) == 2, "the checkpoint is not saved in a loop over batches in one over epochs")
+    loop, inner = save.loops
+    read = [event for event in facts.in_training("iterate") if event.node is inner.node]
+    loaders = [root(event.value) for event in read]
+    options = loaders[0].options if loaders else {}
+    is_drawn = loaders and loaders[0].cls is None and not options.keys() & _OF_ITS_OWN
+    is_drawn = is_drawn and not any(value.kind == "open" for value in options.values())
+    require(is_drawn and not is_distributed(facts), "the order of the loader is not drawn here")
+    checkpoint = find_checkpoint(job)
+    places = {checkpoint.path, inner.path, *[path for path, _, _ in checkpoint.dicts]}
+    saves = [one.event for one in facts.training_saves if is_checkpoint(one)]
+    is_one = len(places) == 1 and all(event.loops == save.loops for event in saves)
+    require(is_one, "checkpoints are also saved elsewhere, or in another file")
+    # what the epoch does before its first batch is done again, and what a batch does after the save is lost
+    moment = find_moment(job, checkpoint)
+    changes = [*facts.in_training("step", "iterate"), *facts.calls(RANDOM)]
+    changes += [
+        one for one in facts.in_training("set_name", "set_attribute") if one.args[0].kind == "counter"
+    ]
+    others = [
+        one for one in facts.in_training("method", "set_item") if one.text in STEPS or one.name != "method"
+    ]
+    changes += [event for event in others if find_holder(event.value) in facts.changed]
+    inside = [event for event in changes if event.loops[:1] == (loop,) and event not in read]
+    nodes = {*ast.walk(inner.node)}
+    early = [one for one in inside if one.loops == (loop,) and one.order < read[0].order]
+    early = [one for one in early if one.node not in nodes]
+    late = [event for event in inside if event.loops[:2] == save.loops and event.order > moment]
+    for event in (early + late)[:1]:
+        raise CannotEdit(f"line {event.line} would be done twice, or left out, by a restart within an epoch")
+    # a restart may have no batch left
+    kept = {value.label for _, _, saved in checkpoint.dicts for value in saved.parts.values()}
+    for node, text in find_needs(inner.node, job.scope.parents[inner.path], kept):
+        raise CannotEdit(f"line {getattr(node, 'lineno', 0)}: {text}")
+    start, added = split(loop.start or Value())
+    require(start.kind == "field", "the loop does not begin with an epoch of the checkpoint")
+    wanted = -_find_offset(job, save, loop, start.key)
+    if wanted != added:
+        _set_start(job, start, wanted, added)
+    script = job.open(inner.path)
+    script.claim("position", "progress")
+    keep_entry(job, checkpoint, "position", "progress = {}  # within an epoch")
+    add_random_functions(job, checkpoint)
+    entry = '{**progress, "random_states": get_random_states()}'
+    for _, node, _ in checkpoint.dicts:
+        script.add_entry(node, "position", entry)
+    script.insert_before(inner.node, [
+        'position = restored.pop("position", None)',
+        "if position:",
+        '    set_random_states(position["begin"])',
+        'progress.update(begin=get_random_states(), batches=0)',
+    ])  # fmt: skip
+    script.insert_first(inner.node, [
+        'progress["batches"] += 1',
+        'if position and progress["batches"] <= position["batches"]:',
+        '    if progress["batches"] == position["batches"]:',
+        '        set_random_states(position["random_states"])',
+        "    continue",
+    ])  # fmt: skip
 
 
 def set_epoch(job: Job) -> None:
@@ -193,8 +268,8 @@ def seed_order(job: Job) -> None:
     script, made = job.open(path), scope.statement(path, calls[0])
     torch = script.imported("torch")
     is_bound = {made, loop.node} <= {*scope.block(path, made)}
-    is_free = torch and "order" not in script.find_bound()
-    require(is_free and is_bound, "the loader may not be bound, or a name of the repair has another meaning")
+    require(torch and is_bound, "the loader may not be bound, or torch is not imported by its name")
+    script.claim("order")
     script.add_argument(calls[0], "generator=order")
     script.insert_before(made, [f"order = {torch}.Generator()"])
     script.insert_first(loop.node, [f"order.manual_seed({number})"])
@@ -234,8 +309,7 @@ def save_at_sigterm(job: Job) -> None:
     else:
         require(not tests, "a condition decides whether an epoch is saved")
     signal, system, threading = (script.add_import(name) for name in ("signal", "sys", "threading"))
-    is_free = not {"sigterm", "must_stop"} & script.find_bound()
-    require(is_free, "the names sigterm and must_stop have another meaning here")
+    script.claim("sigterm", "must_stop")
     handler = f"{signal}.signal({signal}.SIGTERM, lambda *_: sigterm.set())"
     comment = "# SIGTERM: save at the end of the epoch, and exit"
     script.insert_before(loop.node, [comment, f"sigterm = {threading}.Event()", handler])
@@ -260,8 +334,7 @@ def save_after_step(job: Job) -> None:
     is_same = is_in_body and not names & changed
     require(is_same, "the test of the step may have another result where the script saves")
     script = job.open(save.path)
-    is_free = "save_is_due" not in script.find_bound()
-    require(is_free, "the name save_is_due has another meaning here")
+    script.claim("save_is_due")
     text = unparse(test.node.test) if test.is_true else f"not ({unparse(test.node.test)})"
     text = f"({text})" if isinstance(test.node.test, ast.BoolOp) and test.is_true else text
     script.insert_before(inner.node, ["save_is_due = False"])

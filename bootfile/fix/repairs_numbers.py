@@ -5,16 +5,15 @@ from typing import Any, NamedTuple
 
 from bootfile.fix.checkpoint import (
     Job,
-    check_order,
     find_checkpoint,
     find_moment,
     list_calls,
-    load_before_loop,
-    load_entry,
     pass_argument,
+    restore,
 )
 from bootfile.fix.edits import CannotEdit, require
 from bootfile.fix.scope import PLAIN, Reach, list_local
+from bootfile.lint.carried import last_part
 from bootfile.lint.sources import unparse
 from bootfile.lint.values import root
 
@@ -24,13 +23,23 @@ _FUNCTIONS = ("float", "int", "max", "min", "abs")
 
 class Number(NamedTuple):
     """A number. home: the function whose name it is; None for a name of the module. key: in the checkpoint.
-    form: how it is written there, a text with {}."""
+    is_best: whether it is a result, which may be a tensor. may_be_none: until the first result."""
 
     name: str
     path: str
     home: Any
     key: str
-    form: str
+    is_best: bool
+    may_be_none: bool
+
+    def write(self, text: str) -> str:
+        """Return the entry of the checkpoint for an expression. Raises CannotEdit if it may fail."""
+        # a number of NumPy is more than torch.load() accepts
+        if not self.is_best:
+            return text
+        is_first = self.may_be_none and text == self.name
+        require(is_first or not self.may_be_none or "is None" in text, f"{self.name} may be None")
+        return f"None if {text} is None else float({text})" if is_first else f"float({text})"
 
 
 class Test(NamedTuple):
@@ -44,18 +53,24 @@ def save_number(job: Job) -> None:
     """Save and load a counter or a best result (R107, R108)."""
     event = job.find("event")
     targets = getattr(event.node, "targets", None) or [getattr(event.node, "target", None)]
-    name = unparse(targets[0]) if targets[0] is not None else getattr(event, "label", "")
+    # `best, bad = loss, 0`
+    parts = [part for target in targets for part in getattr(target, "elts", [target])]
+    names = [unparse(part) for part in parts if part is not None]
+    text = getattr(event, "text", "") or last_part(getattr(event, "label", ""))
+    name = next(
+        (one for one in names if last_part(one) == text), "" if names else getattr(event, "label", "")
+    )
     is_best = job.finding.rule == "R108"
     is_set = is_best and isinstance(event.node, ast.Assign)
-    is_number = root(job.find("value")).kind in ("const", "counter") or is_set
+    start = root(job.find("value"))
+    is_number = start.kind in ("const", "counter", "option") or is_set
     is_name = name.replace(".", "").isidentifier()
     require(is_name and is_number, "it is not a number that a statement of the loop sets")
     checkpoint = find_checkpoint(job)
     is_shared = name in job.scope.shared(event.path)
     home = None if is_shared else job.scope.function(event.path, event.node)
-    # a number of NumPy is more than torch.load() accepts
-    number = Number(name, event.path, home, name.rpartition(".")[2], "float({})" if is_best else "{}")
-    parts = job.facts.nodes(event.path, ast.Attribute)
+    number = Number(name, event.path, home, name.rpartition(".")[2], is_best, start.kind == "none")
+    parts = job.facts.nodes(event.path, (ast.Attribute, ast.Subscript))
     is_more = is_best and any(unparse(part.value) == name for part in parts)
     require(not is_more, f"{name} is more than a number")
     later = [node for place in checkpoint.dicts for node in _save(job, number, place)]
@@ -70,14 +85,12 @@ def save_number(job: Job) -> None:
     has_it = all(number.key in saved.parts for _, _, saved in checkpoint.dicts)
     if later and has_it and job.facts.is_read(number.key):
         return
-    try:
-        check_order(job, checkpoint, same)
-        _check_place(job, number, checkpoint.path, checkpoint.anchor, sets=True)
-        load_entry(job, checkpoint, Reach(name), number.key, f"{name} = {{}}")
-    except CannotEdit:
-        loop = job.facts.loops[0]
-        _check_place(job, number, loop.path, loop.node, sets=True)
-        load_before_loop(job, checkpoint, "", number.key, [f"{name} = {{}}"])
+
+    def find(path: str, node: Any) -> Reach:
+        _check_place(job, number, path, node, sets=True)
+        return Reach(name)
+
+    restore(job, checkpoint, same, find, number.key, "{0} = {1}")
 
 
 def _check_place(job: Job, number: Number, path: str, node: Any, sets: bool = False) -> None:
@@ -108,14 +121,14 @@ def _save(job: Job, number: Number, place: Any) -> list[ast.AST]:
             return []
         text, later = _read(job, number, path, node)
         if text != number.name:
-            job.open(path).replace(values[0], number.form.format(text))
+            job.open(path).replace(values[0], number.write(text))
         return later
     try:
         _check_place(job, number, path, node)
     except CannotEdit:
         return _pass(job, number, path, node)
     text, later = _read(job, number, path, node)
-    job.open(path).add_entry(node, number.key, number.form.format(text))
+    job.open(path).add_entry(node, number.key, number.write(text))
     return later
 
 
@@ -130,7 +143,7 @@ def _pass(job: Job, number: Number, path: str, node: Any) -> list[ast.AST]:
         _check_place(job, number, caller, call)
         text, stores = _read(job, number, caller, call)
         later += stores
-        texts[caller, call] = number.form.format(text)
+        texts[caller, call] = number.write(text)
     pass_argument(job, path, function, key, texts)
     job.open(path).add_entry(node, key, key)
     return later

@@ -5,37 +5,37 @@ import re
 from typing import Any
 
 from bootfile.fix.checkpoint import (
+    RANDOM,
     Checkpoint,
     Job,
-    check_order,
     find_checkpoint,
     find_moment,
     insert_below_imports,
     is_distributed,
     list_in_body,
     load_before_loop,
-    load_entry,
     reach,
+    restore,
 )
-from bootfile.fix.edits import CannotEdit, Script, require
+from bootfile.fix.edits import Script, require
 from bootfile.fix.repairs_numbers import save_number
-from bootfile.fix.scope import list_stored
-from bootfile.lint.record import Class, Event
+from bootfile.fix.scope import Reach, list_stored
+from bootfile.lint.methods import IN_PLACE
+from bootfile.lint.record import Binding, Class, Event
 from bootfile.lint.rules_random import find_used
 from bootfile.lint.sources import FUNCTIONS, unparse
 from bootfile.lint.values import Value, root
+from bootfile.lint.walk import find_holder
 
 # the key of a generator -> how its state is read and set
 _GENERATORS = {
-    "Generator": ("{}.get_state()", "{}.set_state({}.cpu())"),
-    "default_rng": ("{}.bit_generator.state", "{}.bit_generator.state = {}"),
-    "Random": ("{}.getstate()", "{}.setstate({})"),
+    "Generator": ("{}.get_state()", "{0}.set_state({1}.cpu())"),
+    "default_rng": ("{}.bit_generator.state", "{0}.bit_generator.state = {1}"),
+    "Random": ("{}.getstate()", "{0}.setstate({1})"),
 }
-_STATE = ("{}.state_dict()", "{}.load_state_dict({})")
-_RANDOM = (
-    r"^(torch|numpy\.random|random)\.(rand|randn|randint|randperm|random|shuffle|sample|choice|uniform|normal"
-    r"|permutation|bernoulli|multinomial)\w*$|random_split$"
-)
+_STATE = ("{}.state_dict()", "{0}.load_state_dict({1})")
+_MOVED = "{{key: part.to({0}%s[key].device) for key, part in {1}.items()}}"
+STEPS = ("", "step", "update", "update_parameters", "load_state_dict", "data", *IN_PLACE)
 
 
 def save_object(job: Job) -> None:
@@ -74,31 +74,58 @@ def load_object(job: Job) -> None:
 
 def _find_form(job: Job, value: Value) -> tuple[str, str]:
     """Return how the state of an object is read and set. Raises CannotEdit if it has none."""
-    get, put = _GENERATORS.get(value.key, ("", "")) if value.kind == "generator" else _STATE
-    is_known = bool(get)
-    if isinstance(value.cls, Class):
-        names = ("state_dict", "load_state_dict")
-        methods = [job.facts.tracer.find_method(value, name) for name in names]
-        # a class without any of both may get them from its bases
-        is_known &= all(methods) or (not any(methods) and bool(value.cls.node.bases))
-    require(is_known, f"{value.label or value.kind} has no state_dict() that torch.load() accepts")
-    return get, put
+    if value.kind == "generator":
+        get, put = _GENERATORS.get(value.key, ("", ""))
+        require(get, "the state of this generator is not known")
+        return get, put
+    facts, cls = job.facts, value.cls
+    methods = [facts.tracer.find_method(value, name) for name in ("state_dict", "load_state_dict")]
+    is_dict = _is_dict(value)
+    reason = f"{value.label or value.kind} has no state_dict() that torch.load() accepts"
+    # a class without any of both may get them from its bases
+    if not is_dict and (not isinstance(cls, Class) or any(methods) or cls.node.bases):
+        require(value.kind != "list" and (all(methods) or not any(methods)), reason)
+        return _STATE
+    # a dict of tensors, or an object with one, or with a model, that keeps nothing else
+    parts = {"": value} if is_dict else {f".{name}": root(part) for name, part in value.parts.items()}
+    held = [name for name, part in parts.items() if part in facts.averaged and part.kind != "list"]
+    sets = [event for event in facts.in_training("set_attribute") if root(event.value) is value]
+    pairs = [(event.args[0], find_holder(event.value)) for event in facts.in_training("set_item")]
+    items = [(given, holder) for given, holder in pairs if holder in parts.values()]
+    # a part that is filled in the loop is empty when the checkpoint is loaded
+    is_kept = all((holder in facts.list_deps(given)) is (holder in facts.averaged) for given, holder in items)
+    is_kept &= all(event.args[0].kind in ("dict", "list", "none") for event in sets)
+    require(len(held) == 1 and is_kept, reason)
+    member = held[0]
+    if _is_dict(parts[member]):
+        return f"{{}}{member}", f"{{0}}{member}.update({_MOVED % member})"
+    return f"{{}}{member}.state_dict()", f"{{0}}{member}.load_state_dict({{1}})"
+
+
+def _is_dict(value: Value) -> bool:
+    """Return whether an object is a dict, or the copy of a state."""
+    return value.kind == "dict" or (
+        value.kind == "copied" and value.of is not None and value.of.kind == "state"
+    )
 
 
 def _load(job: Job, checkpoint: Checkpoint, value: Value, key: str, put: str) -> None:
     """Load a state where the others are loaded, or before the loop if the object is made in between."""
     bound = [binding for binding in job.facts.tracer.bound if root(binding.value) is value]
     made = [binding for binding in bound if not isinstance(binding.node, ast.arg)]
-    try:
-        check_order(job, checkpoint, made)
-        target = reach(job, value, checkpoint.path, checkpoint.anchor)
-        load_entry(job, checkpoint, target, key, put.replace("{}", target.name, 1))
-    except CannotEdit:
-        loop = job.facts.loops[0]
-        target = reach(job, value, loop.path, loop.node)
-        rate = _write_rate(value, target.name) if value.kind == "scheduler" else []
-        lines = [put.replace("{}", target.name, 1), *rate]
-        load_before_loop(job, checkpoint, target.guard, key, lines)
+    # what fills a dict
+    fills = job.facts.select("set_item", "method") if "update(" in put else []
+    filled = {value, *map(root, value.parts.values())}
+    fills = [event for event in fills if event.text not in IN_PLACE and find_holder(event.value) in filled]
+    made += [Binding(value, value.label, None, event.node, event.path, event.order) for event in fills]
+
+    def find(path: str, node: Any) -> Reach:
+        return reach(job, value, path, node)
+
+    def write_rate(name: str) -> list[str]:
+        return _write_rate(value, name) if value.kind == "scheduler" else []
+
+    restore(job, checkpoint, made, find, key, put, write_rate)
 
 
 def _write_rate(value: Value, name: str) -> list[str]:
@@ -107,17 +134,18 @@ def _write_rate(value: Value, name: str) -> list[str]:
     sets_more = value.cls is not None or value.key in ("OneCycleLR", "CyclicLR")
     require(not sets_more, f"{name} is made after the optimizer is loaded, and changes it")
     groups = f"zip({name}.optimizer.param_groups, {name}.get_last_lr())"
-    lines = [f"for group, rate in {groups}:", '    group["lr"] = rate']
-    return [] if value.key == "ReduceLROnPlateau" else lines
+    # the names of a comprehension are not those of the script
+    line = f"[group.update(lr=rate) for group, rate in {groups}]"
+    return [] if value.key == "ReduceLROnPlateau" else [line]
 
 
 def _check_steps(job: Job, checkpoint: Checkpoint, value: Value) -> None:
     """Raise CannotEdit if an epoch changes an object after it has saved it."""
     moment = find_moment(job, checkpoint)
     later = []
-    for event in job.facts.in_training("step", "method"):
-        owner = root(event.value)
-        is_step = event.text in ("", "step", "update", "update_parameters")
+    for event in job.facts.in_training("step", "method", "set_item", "set_attribute"):
+        owner = find_holder(event.value)
+        is_step = event.text in STEPS or event.name == "set_item"
         # the state of an optimizer has the learning rate, which its scheduler sets
         is_rate = event.name == "step" and owner.kind == "scheduler"
         is_rate = is_rate and root(owner.parts.get("first", Value())) is value
@@ -182,20 +210,23 @@ def _is_movable(job: Job, path: str, moved: Any, crossed: list[ast.stmt]) -> boo
 # Random numbers
 
 
-def check_random(job: Job, checkpoint: Checkpoint, generator: Value | None = None) -> None:
+def check_random(
+    job: Job, checkpoint: Checkpoint, generator: Value | None = None, is_early: bool = False
+) -> None:
     """Raise CannotEdit if the state of random numbers at the save is not the one after the epoch, or if a
-    restart draws from them between the load and the loop."""
+    restart draws from them between the load and the loop. is_early: what is saved is the state before the
+    epoch, which a restart repeats."""
     facts = job.facts
     reason = "each process has its own random numbers, and the checkpoint has those of one"
     require(not is_distributed(facts), reason)
     saves = [save.event for save in facts.training_saves]
     is_whole = saves and not any(len(save.loops) > 1 for save in saves)
     require(is_whole, "the checkpoint is saved within an epoch, whose order has begun before")
-    draws = [*facts.select("iterate"), *facts.calls(_RANDOM)]
+    draws = [*facts.select("iterate"), *facts.calls(RANDOM)]
     moment = find_moment(job, checkpoint)
     for draw in draws:
         is_inside, where = facts.is_in_training(draw), f"in line {draw.line}"
-        is_late = is_inside and draw.order > moment
+        is_late = is_inside and draw.order > moment and not is_early
         require(not is_late, f"random numbers are drawn {where}, after the checkpoint is saved")
     for draw in draws if generator is not None else []:
         is_between = checkpoint.order < draw.order < facts.first_step and not facts.is_in_training(draw)
@@ -205,23 +236,56 @@ def check_random(job: Job, checkpoint: Checkpoint, generator: Value | None = Non
 def save_random(job: Job) -> None:
     """Save the states of the global random numbers, and restore them before the loop (R401)."""
     checkpoint = find_checkpoint(job)
-    check_random(job, checkpoint)
+    early = _find_early(job, checkpoint)
+    check_random(job, checkpoint, is_early=early is not None)
     is_one_file = all(path == checkpoint.path for path, _, _ in checkpoint.dicts)
     require(is_one_file, "the checkpoint is saved in another file than the loop")
     script = job.open(checkpoint.path)
     load_before_loop(job, checkpoint, "", "random_states", ["set_random_states({})"], "set_random_states")
+    text = "get_random_states()"
+    if early is not None:
+        script.insert_first(early, [f"random_states = {text}"])
+        text = "random_states"
     for _, node, _ in checkpoint.dicts:
-        script.add_entry(node, "random_states", "get_random_states()")
+        script.add_entry(node, "random_states", text)
+    add_random_functions(job, checkpoint)
+
+
+def add_random_functions(job: Job, checkpoint: Checkpoint) -> None:
+    """Add the functions that read and set all random numbers to the file of the checkpoint."""
     nodes = [checkpoint.anchor, *[node for _, node, _ in checkpoint.dicts]]
-    insert_below_imports(job, checkpoint.path, nodes, _write_functions(script, find_used(job.facts)))
+    lines = _write_functions(job.open(checkpoint.path), find_used(job.facts))
+    insert_below_imports(job, checkpoint.path, nodes, lines)
+
+
+def _find_early(job: Job, checkpoint: Checkpoint) -> Any:
+    """Return the test in the loop that is around each save, if the loop saves before it trains, and a restart
+    repeats that pass from its beginning; None otherwise."""
+    facts, moment = job.facts, find_moment(job, checkpoint)
+    loop, numbers = facts.loops[0], facts.in_training("set_name", "set_attribute")
+    nodes = [node for path, node, _ in checkpoint.dicts if path == loop.path]
+    tests = [part for part in loop.node.body if isinstance(part, ast.If) and not part.orelse]
+    around = [part for part in tests if nodes and all(node in ast.walk(part) for node in nodes)]
+    # the number of this pass is in the checkpoint, and not that of the next one
+    saved = {value for _, _, one in checkpoint.dicts for value in one.parts.values()}
+    early = [event for event in numbers if event.args[0] in saved and event.order < moment]
+    counters = [value for value in saved if value.kind == "counter"]
+    is_repeated = loop.value in saved or (counters and not any(event.args[0] in counters for event in early))
+    drawn = [*facts.select("iterate"), *facts.calls(RANDOM)]
+    before = [draw for draw in drawn if draw.order < moment and facts.is_in_training(draw)]
+    is_known = around and len(nodes) == len(checkpoint.dicts) and facts.list_trained()[0].order > moment
+    is_known = is_known and all(list_in_body(job, loop, draw) == around for draw in before)
+    is_free = "random_states" not in job.open(loop.path).find_bound()
+    is_next = any(facts.is_in_training(event) for event in facts.calls("^next$"))
+    return around[0] if is_known and is_repeated and is_free and not is_next else None
 
 
 def _write_functions(script: Script, used: set[str]) -> list[str]:
     """Return the lines of two functions. used: the sources of random numbers of the program; the state of
     another one would differ in each run. Raises CannotEdit if a name that they need has another meaning."""
     torch, numpy, python = (script.imported(name) for name in ("torch", "numpy", "random"))
-    is_free = torch and not script.find_bound() & {"get_random_states", "set_random_states"}
-    require(is_free, "torch is not imported by its name, or a name of the repair has another meaning")
+    require(torch, "torch is not imported by its name")
+    script.claim("get_random_states", "set_random_states")
     get = [f'        "torch": {torch}.get_rng_state(),', f'        "cuda": {torch}.cuda.get_rng_state_all(),']
     put = [
         f'    {torch}.set_rng_state(states["torch"].cpu())',

@@ -98,6 +98,7 @@ class Calls(Functions):
             self._call_function(forward, [called, *call.args], call.named, node)
         made = self._made_by_call(node, [called, *call.arguments.values()])
         made.path = ""
+        made.flags |= {"output"} if is_module else set()
         return made
 
     # Functions

@@ -263,7 +263,7 @@ def _flatten(value: Value, key: str, entries: list[Entry], depth: int) -> bool:
     if base.kind in ("dict", "list"):
         # `state[name] = ...` with a name that is not known: something of it may be any object
         if base.is_open:
-            entries.append(Entry(key, Value("unknown", deps=base.deps)))
+            entries.append(Entry(key, Value("unknown", deps=base.deps | {base})))
         is_open = base.is_open and not _is_state_like(base)
         for name, part in base.parts.items():
             is_inner_open = _flatten(part, f"{key}.{name}" if key else str(name), entries, depth + 1)
@@ -275,7 +275,10 @@ def _flatten(value: Value, key: str, entries: list[Entry], depth: int) -> bool:
         entries.extend(Entry(f"{key}.{name}", part) for name, part in base.parts.items())
         return not key
     entries.append(Entry(key, value))
-    return not key and base.kind not in _STATES and not _is_state_like(base)
+    # a sample that a model makes holds no other object
+    is_sample = base.kind == "unknown" and any("output" in dep.flags for dep in list_deps(base))
+    source = base.of if base.kind == "copied" and base.of is not None else base
+    return not key and source.kind not in _STATES and not is_sample and not _is_state_like(base)
 
 
 def _is_state_like(value: Value) -> bool:

@@ -7,12 +7,13 @@ from collections.abc import Iterable, Iterator
 
 from bootfile.lint import values
 from bootfile.lint.checkpoints import LOAD_NAME, Checkpoints
+from bootfile.lint.methods import IN_PLACE
 from bootfile.lint.record import Event
 from bootfile.lint.sources import unparse
 from bootfile.lint.table import Finding
 from bootfile.lint.trace import Tracer
 from bootfile.lint.values import Value, list_deps, root
-from bootfile.lint.walk import given_state, is_followed, list_parameter_owners, split
+from bootfile.lint.walk import find_holder, given_state, is_followed, list_parameter_owners, split
 
 _RESUME = re.compile(r"resum|restart|continue_(from|train)", re.IGNORECASE)
 _WEIGHTS = re.compile(r"weights|pretrain|fine_?tun|lora|adapter", re.IGNORECASE)
@@ -36,6 +37,7 @@ class Facts(Checkpoints):
     """The facts that the rules ask for.
 
     changed: the objects whose state the training loop changes, with the first event that changes each.
+    averaged: the weights beside the model that it changes tensor by tensor, also those within an object.
     saves: the checkpoints. loads: the loads of files before the training. loaded: the objects that get their
     state from a file before it. restores_all: a function that is not known restores objects. intent: how the
     script shows that it continues a training, "" if it does not. is_continued: it trains,
@@ -45,6 +47,7 @@ class Facts(Checkpoints):
     def __init__(self, tracer: Tracer):
         super().__init__(tracer)
         # in this order: each of these questions needs the answers before it
+        self.averaged: set[Value] = set()
         self.changed = self._find_changed()
         self.loads = [event for event in self.select("load") if event.order < self.first_step]
         self.loaded = self._find_loaded()
@@ -71,7 +74,36 @@ class Facts(Checkpoints):
             for value in map(root, [event.value, *event.args.values()] if is_read else ()):
                 if value.kind == "copied" and _AVERAGE_NAME.search(value.label):
                     copies.setdefault(value, event)
+        optimizers = [value for value in changed if value.kind == "optimizer"]
+        trained = {module for one in optimizers for module in list_parameter_owners(one)}
+        inside = {part for value in changed for part in value.parts.values()}
+        events = self.in_training("method", "set_item", "set_attribute", "load_state")
+        holders = {event: find_holder(event.value) for event in events}
+        # sums that begin again in the loop
+        emptied = {holder for event, holder in holders.items() if event.text in ("zero_", "fill_", "clear")}
+        for event, holder in holders.items():
+            is_known = holder.kind in ("dict", "list", "copied", "model")
+            is_beside = is_known and holder not in trained | emptied
+            if is_beside and self._averages(event, holder, trained):
+                self.averaged.add(holder)
+                copies.update({} if holder in inside else {holder: copies.get(holder, event)})
         return {**changed, **copies}
+
+    def _averages(self, event: Event, holder: Value, trained: set[Value]) -> bool:
+        """Return whether an event adds the weights of a model to those in `holder`, which keep what they were
+        before: `average[name].mul_(0.9).add_(weight)`; or copies them at some steps, as to a target."""
+        is_set = event.name in ("set_item", "set_attribute")  # the old value is one of its arguments
+        values_given = [event.args[0]] if is_set else event.args.values()
+        given = {dep for value in values_given for dep in self.list_deps(value)}
+        kinds = ("state", "attribute", "group")
+        owners = {root(one.of) for one in given if one.kind in kinds and one.of is not None}
+        is_sum = event.text in IN_PLACE and event.text != "copy_"
+        is_mean = holder in given and (event.name == "set_item" or event.text in ("copy_", "data"))
+        tests = [test for test in event.conditions[event.loops[0].depth :] if isinstance(test.node, ast.If)]
+        is_rare = any(one.kind == "modulo" for test in tests for one in self.list_deps(test.value))
+        is_copy = event.name == "load_state" or event.text == "copy_"
+        is_copy &= holder.kind in ("model", "copied") and is_rare
+        return (is_sum or is_mean or is_copy) and bool(trained & owners)
 
     def _find_loaded(self) -> dict[Value, Event]:
         loaded: dict[Value, Event] = {}

@@ -19,9 +19,9 @@ VAGUE_OR_OPTION = (*values.VAGUE, "option", "module", "attribute")
 BUILTINS = {
     "range": "_make_range", "trange": "_make_range", "itertools.count": "_make_count",
     "tqdm": "_keep_first", "reversed": "_keep_first", "track": "_keep_first", "progress_bar": "_keep_first",
-    "enumerate": "_enumerate", "dict": "_make_dict", "list": "_make_list", "tuple": "_make_list",
-    "iter": "_iterate", "str": "_make_text", "int": "_make_number", "float": "_make_number",
-    "getattr": "_get_attribute",
+    "enumerate": "_enumerate", "zip": "_zip", "dict": "_make_dict", "list": "_make_list",
+    "tuple": "_make_list", "iter": "_iterate", "str": "_make_text", "int": "_make_number",
+    "float": "_make_number", "getattr": "_get_attribute",
 }  # fmt: skip
 PACKAGES = {
     "super": "_super", "copy.deepcopy": "_copy", "torch.load": "_load_checkpoint",
@@ -112,6 +112,11 @@ class Functions(Methods):
         made = self._make("enumerated", call.node, parts={"start": start})
         made.deps = frozenset(call.args[:1])
         return made if call.args else None
+
+    def _zip(self, call: Call) -> Value:
+        made = self._made_by_call(call.node, call.args)
+        made.key, made.options = "zip", {**dict(enumerate(call.args))}
+        return made
 
     def _make_dict(self, call: Call) -> Value:
         made = self._make("dict", call.node, parts=dict(call.named))

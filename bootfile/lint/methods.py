@@ -50,6 +50,8 @@ PASSED = (
     "channels_last", "de_parallel", "unwrap", "get_model", "log_every", "track", "detach", "clone", "item",
     "int", "str",
 )  # fmt: skip
+# methods that change a tensor to a mean or a sum of it and others
+IN_PLACE = ("mul_", "add_", "sub_", "lerp_", "copy_", "div_")
 # what these return has the order of a folder
 LISTINGS = ("listdir", "scandir", "glob", "iglob", "rglob", "iterdir")
 _WITH_FIRST = ("scheduler", "optimizer", "sampler", "ema")
@@ -99,7 +101,8 @@ class Methods(Recorder):
         """Return the object of `model.cuda()`, or the argument of `helper.to_device(model)`."""
         kind = call.base.kind
         is_known = kind in (*_KEPT, "wrapped") or (not call.args and kind not in ("unknown", "attribute"))
-        if call.name in PASSED and is_known:
+        # `weights.mul_(0.9).add_(others)`: methods of tensors whose names end with "_" return the tensor
+        if (call.name in PASSED and is_known) or (call.name in IN_PLACE and kind in ("unknown", "attribute")):
             return call.called
         is_given = call.name in PASSED and bool(call.args) and kind_of(call.args[0]) in _KEPT
         return call.args[0] if is_given else None
@@ -186,7 +189,7 @@ class Methods(Recorder):
         """`state.items()` keeps its entries; the loop over them reads the flag."""
         base = call.base
         made = Value(base.kind, base.label, base.path, base.line, parts=base.parts, is_open=base.is_open)
-        made.flags, made.deps = {call.name}, base.deps
+        made.flags, made.deps, made.of = {call.name}, base.deps, base
         return made
 
     def _keep_base(self, call: Call) -> Value:

@@ -61,7 +61,7 @@ class Names(Expressions):
 
     def _unpack(self, value: Value, number: int, node: Any) -> Value:
         made = self._make("unknown", node, [value], loops=tuple(self._loops))
-        made.flags |= value.flags & {"from_call", "restored"}
+        made.flags |= value.flags & {"from_call", "restored", "element"}
         made.of = value.of if value.kind == "attribute" else None
         return value.parts.get(number, made)
 
@@ -212,6 +212,7 @@ class Names(Expressions):
             for part in node.generators:
                 source = self.value(part.iter)
                 # a comprehension reads a loader as a loop does
+                self._read_loader(source, part.iter)
                 self._assign(part.target, self._element(source, part.iter, None), part.iter, keep=True)
             return None
         return [dict(_bind(generator.target, entry)) for entry in entries]
@@ -241,6 +242,8 @@ class Names(Expressions):
             deps = values.join_deps([iterated])
             element = Value(deps=deps, loops=tuple(self._loops), flags={"element"})
             made.kind, made.parts = "list", {0: number, 1: element}
+        elif base.key == "zip":
+            made.parts = {key: self._element(part, node, None) for key, part in base.options.items()}
         elif base.kind == "attribute" and base.label in ("param_groups", "parameters"):
             made.kind, made.of = "group", base.of
         elif base.kind == "list" and base.is_open and len(base.parts) == 1:

@@ -219,4 +219,8 @@ class Recorder:
                 # a constant gets the name and the line of the attribute, for the message
                 named = Value("const", name, self._path(), part.lineno, key=value.key)
                 return named if value.kind == "const" else value
+            # a field of a dataclass: a caller may give another number
+            is_field = isinstance(part, ast.AnnAssign) and isinstance(part.value, ast.Constant)
+            if is_field and unparse(part.target) == name:  # type: ignore[attr-defined]
+                return Value("option", name, self._path(), part.lineno)
         return None

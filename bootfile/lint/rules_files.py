@@ -70,7 +70,9 @@ def _list_names(path: Value, node: ast.AST | None) -> set[str]:
     """Return the constant names of files in a path."""
     nodes = [one for one in [node, *[dep.node for dep in list_deps(path)]] if isinstance(one, ast.AST)]
     parts = [part for one in nodes for part in ast.walk(one) if isinstance(part, ast.Constant)]
-    texts = [path.key if path.kind == "const" else None, *[part.value for part in parts]]
+    # also of a parameter: `os.path.join(folder, name)`
+    given = [path, *[option for dep in list_deps(path) for option in dep.options.values()]]
+    texts = [*[one.key for one in given if one.kind == "const"], *[part.value for part in parts]]
     return {text for text in texts if isinstance(text, str) and re.search(r"\w\.\w+$", text)}
 
 

@@ -24,14 +24,16 @@ from bootfile.lint.carried import (
 from bootfile.lint.facts import Facts, of_a_restart
 from bootfile.lint.record import Event
 from bootfile.lint.rules_files import is_file_of, is_renamed, path_of
+from bootfile.lint.rules_random import SOURCES
 from bootfile.lint.sources import find_counted, unparse
 from bootfile.lint.table import Finding, at, name_line
-from bootfile.lint.values import Value
+from bootfile.lint.values import Value, kind_of, list_deps
 
 _SETS_RATE = re.compile(r"\[['\"]lr['\"]\]$")
 _OBJECTS = ("state", "optimizer", "model", "scheduler")
 _FILES = r"(^|\.)(savez?|savetxt|savemat|dumps?|DataFrame|to_csv|writerows?|scatter|plot(_\w+)?)$"
 _COPIES = r"shutil\.copy\w*$"
+_DRAWS = re.compile("|".join(source.draws for source in SOURCES))
 _LEAVES = re.compile(r"(break|return|raise)\b|(sys\.)?exit\(|quit\(")
 _LOGS = re.compile(r"add_scalars?$|(^|\.)log(_metrics)?$")
 # how the training uses a number -> the words of the finding; the first that fits is reported
@@ -40,6 +42,7 @@ _WORDS = {
     "order": "the order of the samples depends",
     "rate": "the learning rate depends",
     "end": "the end of the training depends",
+    "choice": "a random choice depends",
     "names": "the name of the checkpoint depends",
     "log": "the log depends",
     "figures": "a file of all epochs depends",
@@ -114,11 +117,20 @@ def _list_uses(event: Event) -> Iterator[Use]:
 
 def _list_ends(event: Event) -> Iterator[Use]:
     """Yield a test that ends a loop, `if counter >= patience: break` or `while step < last`, as the end of
-    early stopping and as the end of the training: _matters() chooses."""
+    early stopping and as the end of the training: _matters() chooses; and one with a random number."""
     body = event.node.body + event.node.orelse if isinstance(event.node, ast.If) else []
     if isinstance(event.node, ast.While) or any(_LEAVES.match(unparse(part)) for part in body):
         yield Use("stop", event, event.value)
         yield Use("end", event, event.value)
+    # `if random.random() < epsilon`
+    tests = [dep for dep in list_deps(event.value) if dep.kind == "compared"]
+    drawn = [dep for test in tests for dep in test.deps if "from_call" in dep.flags]
+    if any(_DRAWS.search(str(dep.key)) or any(map(_is_generator, dep.deps)) for dep in drawn):
+        yield Use("choice", event, event.value)
+
+
+def _is_generator(value: Value) -> bool:
+    return kind_of(value) == "generator"
 
 
 def _matters(facts: Facts, number: Carried, use: Use) -> bool:
@@ -127,6 +139,8 @@ def _matters(facts: Facts, number: Carried, use: Use) -> bool:
     sets = [event for event in sets if not values.is_restored(event.args[0]) or event.args[0].kind == "loop"]
     if use.kind in ("stop", "end") and not is_compared(facts, number.start, use.given, number.is_counter):
         return False
+    if use.kind == "choice":
+        return is_compared(facts, number.start, use.given)
     if use.kind == "stop":
         # early stopping sets its number back, or to the epoch of the best result, at some times only
         is_number = number.is_counter or any(event.args[0].kind in values.NUMBERS for event in sets)

@@ -12,7 +12,7 @@ from bootfile.lint.checkpoints import list_inside, list_saving
 from bootfile.lint.epoch_loop import OtherForm, explain_loader, find_epoch_loop, find_range
 from bootfile.lint.facts import Facts
 from bootfile.lint.record import Event
-from bootfile.lint.rules_state import KINDS, describe_missing
+from bootfile.lint.rules_state import KINDS, describe_missing, get_kind
 from bootfile.lint.sources import unparse
 from bootfile.lint.table import Finding, at
 from bootfile.lint.values import Loop, Value, kind_of, list_deps, root
@@ -150,10 +150,9 @@ def _list_given(runs: list[Event]) -> list[Value] | None:
 def _is_given(facts: Facts, value: Value, given: list[Value]) -> bool:
     """Return whether an object is one that Exact gets, or a part of one, or has its name and kind; or whether
     the script saves or loads it besides Exact."""
-    kind = "ema" if value.kind == "copied" else value.kind
     if value in facts.loaded or value in facts.escaped:
         return True
-    if facts.training_saves and facts.is_saved(value, kind):
+    if facts.training_saves and facts.is_saved(value, get_kind(value)):
         return True
     of_kind = [one for one in given if kind_of(one) == value.kind]
     # the schedules in a SequentialLR
@@ -165,7 +164,7 @@ def _is_given(facts: Facts, value: Value, given: list[Value]) -> bool:
 
 def _needs_none_in_exact(facts: Facts, value: Value) -> bool:
     """Return whether an object is right after a restart without its state."""
-    kind = KINDS["ema" if value.kind == "copied" else value.kind]
+    kind = KINDS[get_kind(value)]
     functions = [option.cls for option in value.options.values() if option.kind in ("function", "method")]
     is_of_step = any(_OF_STEP.search(unparse(function.node)) for function in functions)
     return kind.needs_none(facts, value) or (value.kind == "scheduler" and is_of_step)

@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from bootfile.lint import values
-from bootfile.lint.checkpoints import Save
+from bootfile.lint.checkpoints import Entry, Save
 from bootfile.lint.facts import Facts, of_a_restart, reads_restored
 from bootfile.lint.record import Event
+from bootfile.lint.rules_files import is_file_of
 from bootfile.lint.sources import unparse
 from bootfile.lint.table import Finding, at, name_line
 from bootfile.lint.values import Value, kind_of, list_deps, root
@@ -42,13 +43,12 @@ def _find_missing(facts: Facts) -> Iterator[Finding]:
     if save is None:
         return
     for value, event in facts.changed.items():
-        kind = "ema" if value.kind == "copied" else value.kind
-        is_kept = facts.is_own_state(value) or facts.is_saved(value, kind) or _ends_before_saves(facts, value)
-        if is_kept or KINDS[kind].needs_none(facts, value):
+        is_kept = facts.is_own_state(value) or facts.is_saved(value, get_kind(value))
+        if is_kept or _ends_before_saves(facts, value) or KINDS[get_kind(value)].needs_none(facts, value):
             continue
         # a restart loads the optimizer, or another file has it, as the one after the last epoch
         is_elsewhere = value in facts.loaded or any(value in other.owners() for other in facts.saves)
-        yield describe_missing(value, event, save.event, is_elsewhere and kind == "optimizer")
+        yield describe_missing(value, event, save.event, is_elsewhere and value.kind == "optimizer")
 
 
 def _find_ahead(facts: Facts) -> Iterator[Finding]:
@@ -81,10 +81,11 @@ def _find_apex(facts: Facts) -> Iterator[Finding]:
 
 def describe_missing(value: Value, event: Event, save: Event, is_hint: bool = False) -> Finding:
     """Return the finding about an object that the loop changes and a checkpoint lacks."""
-    kind = KINDS["ema" if value.kind == "copied" else value.kind]
-    name = describe(value, kind.word)
+    kind = KINDS[get_kind(value)]
+    word = "copy of the weights" if value.kind == "model" else kind.word
+    name = describe(value, word)
     # the name alone may be as short as `s`: the message says what it is
-    name = name if kind.word.lower() in name.lower() else f"{name} ({kind.word})"
+    name = name if word.lower() in name.lower() else f"{name} ({word})"
     message = f"{name} is {kind.verb}, but not in the checkpoint that {name_line(save, event)} saves"
     return at(event, kind.rule, message, is_hint or _has_no_state(value), value=value, save=save)
 
@@ -103,7 +104,7 @@ def _ends_before_saves(facts: Facts, value: Value) -> bool:
     if fullest is not None and facts.is_in_training(fullest.event) and len(fullest.entries) > 1:
         saving = {fullest.event.loops[0]}
     loops = {event.loops[0] for event in facts.events if event.loops and root(event.value) is value}
-    return bool(saving) and not loops & saving and value.kind != "copied"
+    return bool(saving) and not loops & saving and get_kind(value) != "ema"
 
 
 # Objects that need no state
@@ -185,6 +186,11 @@ KINDS = {
 }
 
 
+def get_kind(value: Value) -> str:
+    """Return the kind of an object that the loop changes, as KINDS has it: a dict of averages is one, too."""
+    return value.kind if value.kind in KINDS else "ema"
+
+
 # In the checkpoint, but not loaded
 
 
@@ -205,13 +211,19 @@ def _find_not_loaded(facts: Facts) -> Iterator[Finding]:
     # another model than the one that is loaded, such as a discriminator
     trained = {module for module in facts.list_trained_modules() if "model" in kinds}
     for save in facts.saves:
-        for value in save.owners():
+        # a file after the training has it for the user
+        entries = save.entries if save in facts.restart_saves else []
+        held = [value for value in facts.changed if any(_is_of(entry, value) for entry in entries)]
+        for value in dict.fromkeys([*save.owners(), *held]):
+            # R105 names it, too
+            if save not in facts.restart_saves and value in facts.averaged:
+                continue
             # what the training does not change is the same at each start, and need not be loaded
             is_changed = value in facts.changed or value.kind == "generator" or value in trained
             if not is_changed or value in seen or _comes_back(facts, value):
                 continue
             seen.add(value)
-            name = describe(value, "ema" if value.kind == "copied" else value.kind)
+            name = describe(value, get_kind(value) if value in facts.changed else value.kind)
             where = name_line(save.event, load)
             message = f"{name} is in the checkpoint of {where}, but is not loaded with it"
             yield at(load, "R201", message, not is_restart, value=value, save=save.event, load=load)
@@ -229,7 +241,15 @@ def _find_not_loaded(facts: Facts) -> Iterator[Finding]:
 
 def _comes_back(facts: Facts, value: Value) -> bool:
     """Return whether an object gets its state, needs none, or whether the script reads its entry."""
-    entries = [entry for save in facts.saves for entry in save.entries if entry.owner is value]
+    pairs = [(save, entry) for save in facts.saves for entry in save.entries if _is_of(entry, value)]
+    entries = [entry for _, entry in pairs]
+    # a file that has only this dict
+    if any(
+        not entry.owner and not entry.key and is_file_of(save, load)
+        for save, entry in pairs
+        for load in facts.loads
+    ):
+        return True
     names = [entry.name for entry in entries]
     created = [event for event in facts.select("create") if event.value is value and not event.conditions]
     made = max((event.order for event in created), default=0)
@@ -243,13 +263,21 @@ def _comes_back(facts: Facts, value: Value) -> bool:
     return bool(loads) or value in facts.loaded or any(facts.is_read(entry.key) for entry in entries)
 
 
+def _is_of(entry: Entry, value: Value) -> bool:
+    """Return whether an entry is the state of an object, or a dict of averages."""
+    is_part = value.kind in ("dict", "list") and value in entry.value.deps
+    return value in (entry.owner, root(entry.value)) or is_part
+
+
 def _is_misread(facts: Facts, value: Value, names: list[str]) -> bool:
-    """Return whether an object is loaded from an entry that no checkpoint has."""
+    """Return whether an object is loaded from an entry that no checkpoint has, or from that of another object
+    although it has one of its own, which nothing reads."""
     given = given_state(facts.loaded[value])
     written = {part for save in facts.saves for entry in save.entries for part in entry.key.split(".")}
     is_open = any(save.is_open for save in facts.saves) or facts.saves_all
     is_named = given.kind == "field" and isinstance(given.key, str) and all(names)
-    return is_named and not is_open and given.key not in written
+    is_other = given.key not in names and not any(map(facts.is_read, names))
+    return is_named and not is_open and (given.key not in written or is_other)
 
 
 # Modules that are trained, such as a criterion with weights

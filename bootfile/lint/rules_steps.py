@@ -42,7 +42,11 @@ def _find_lost_gradients(facts: Facts) -> Iterator[Finding]:
         others = [other for other in same if other.loops == step.loops]
         # the innermost test that lets the optimizer step, such as `if (i + 1) % 4 == 0`
         test = tests[-1] if tests else None
-        if test is None or any(_is_under(other, test) is None for other in others):
+        # gradients that are made where the step is are summed over no other batches
+        passes = [event for event in facts.in_training("backward") if event.loops == step.loops]
+        is_apart = test is not None and all(_is_under(one, test) is test.is_true for one in passes)
+        is_apart = is_apart and passes != []
+        if test is None or is_apart or any(_is_under(other, test) is None for other in others):
             continue
         # `number % 1`: each batch is a step
         is_each = any(dep.kind == "modulo" and dep.key == 1 for dep in list_deps(test.value))
@@ -180,8 +184,9 @@ def _find_within(facts: Facts) -> Iterator[Finding]:
     for save in facts.training_saves:
         event = save.event
         steps = [step for step in facts.in_training("step", "backward") if step.loops[:2] == event.loops[:2]]
-        # the last batch of an epoch is its end
-        is_last = any("len(" in test.text or "last" in test.text for test in event.conditions)
+        # the last batch of an epoch is its end, if the test has nothing else
+        tests = [test.text for test in event.conditions if " or " not in test.text]
+        is_last = any("len(" in text or "last" in text for text in tests)
         is_between = bool(steps) and not is_last and _is_in_data_loop(facts, event)
         # the file that is loaded has one name, and this one has others
         is_other = varies(facts, save) and not _chooses_file(facts)
@@ -189,7 +194,8 @@ def _find_within(facts: Facts) -> Iterator[Finding]:
         if not is_between or is_other or _is_of_best(facts, event) or not is_checkpoint(save):
             continue
         start, added = split(event.loops[0].start or Value())
-        is_next = start.kind == "field" and added == 1
+        # a loop over steps begins with the next step
+        is_next = start.kind == "field" and added == 1 and len(event.loops) > 1
         begins = "with the next one: the rest is left out" if is_next else "an epoch with its first batch"
         message = f"a restart from a checkpoint within an epoch begins {begins}"
         yield at(event, "R303", message, save=event)

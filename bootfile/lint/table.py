@@ -71,7 +71,7 @@ RULES = {
     "R303": Rule("a checkpoint within an epoch, but a restart begins an epoch with its first batch",
          "some samples are read twice in this epoch, or the rest of it is left out",
          "save the number of batches too, and skip them in the same order",
-         f"{_GITHUB}/facebookresearch/fairseq/issues/848"),
+         f"{_GITHUB}/facebookresearch/fairseq/issues/848", is_repaired=True),
     "R305": Rule("batches are skipped in another order",
          "some samples are read twice in this epoch, and others never",
          "seed the order from the epoch (set_epoch() of a sampler, or a generator), or restore its "

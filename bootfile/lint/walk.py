@@ -138,6 +138,20 @@ def is_constant(value: Value | None, constant: Any) -> bool:
     return value is not None and value.kind in ("const", "none") and value.key is constant
 
 
+def find_holder(value: Value) -> Value:
+    """Return the dict or the model of which a value is an entry or a tensor."""
+    for _ in range(10):
+        value = root(value)
+        is_view = value.kind in ("dict", "list") and value.flags & {"items", "values"}
+        if value.of is not None and (value.kind in ("attribute", "state", "group") or is_view):
+            value = value.of
+        elif "element" in value.flags and len(value.deps) == 1:
+            value = next(iter(value.deps))
+        else:
+            break
+    return value
+
+
 def split(value: Value) -> tuple[Value, int]:
     """Return (the number, what is added to it)."""
     return (value.of or value, value.offset) if value.kind == "shifted" else (value, 0)

@@ -1,6 +1,8 @@
 """Scripts that are trained, killed after an epoch and started again: a repair makes the restart exact, and
 does not change a run without an interruption."""
 
+from textwrap import indent
+
 import pytest
 import torch
 
@@ -62,6 +64,59 @@ RISING = "optimizer = torch.optim.SGD(model.parameters(), lr=0.001, maximize=Tru
 BEST = 'if loss < best:\n    best = loss\n    torch.save(model.state_dict(), "best.pt")'
 AVERAGED = "for a, b in zip(average.parameters(), model.parameters()):\n    a.data.lerp_(b.data, 0.1)"
 
+CLONES = "{name: part.detach().clone() for name, part in model.named_parameters()}"
+SHADOWED = "for name, part in model.named_parameters():\n    {}[name].mul_(0.9).add_(part.data, alpha=0.1)"
+# loops over steps: they save before they train, or within an epoch
+STEPS = """
+import os
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.manual_seed(3)
+loader = DataLoader(TensorDataset(torch.rand(24, 4)), 4, shuffle=True)
+model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.Linear(8, 1))
+optimizer = torch.optim.Adam(model.parameters())
+step, start = 0, 0
+if os.path.exists("last.pt"):
+    saved = torch.load("last.pt")
+    model.load_state_dict(saved["model"])
+    optimizer.load_state_dict(saved["optimizer"])
+    step = saved["step"]
+    {start}
+
+
+def train(batch):
+    loss = (model(batch) - 1).pow(2).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+
+
+{loop}
+torch.save([*model.parameters()], "end.pt")
+"""
+SAVE = """{"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step, "epoch": epoch}
+torch.save(state, "new.pt")
+os.replace("new.pt", "last.pt")"""
+KILL = 'if step == int(os.environ.get("KILL_AFTER", 99)):\n    os.kill(os.getpid(), 9)'
+EARLY = f"""epoch = 0
+while step < 12:
+    if step % 3 == 0:
+        print(model(torch.randn(4, 4)).mean().item())
+        state = {indent(SAVE, " " * 8).lstrip()}
+    train(torch.randn(8, 4))
+    step += 1
+{indent(KILL, " " * 4)}"""
+WITHIN = f"""for epoch in range(start, 3):
+    for (batch,) in loader:
+        train(batch)
+        step += 1
+        if step % 4 == 0:
+            state = {indent(SAVE, " " * 12).lstrip()}
+{indent(KILL, " " * 8)}"""
+
 # what a restart does wrong -> (the rule, the parts of the script)
 KINDS = {
     "optimizer": ("R101", {
@@ -80,6 +135,24 @@ KINDS = {
         "result": "torch.tensor(scaler.get_scale())"}),
     "average": ("R105", {
         "setup": "average = copy.deepcopy(model)", "step": AVERAGED, "result": "*average.parameters()"}),
+    "averages in a dict": ("R105", {
+        "setup": f"average = {CLONES}", "step": SHADOWED.format("average"), "result": "*average.values()"}),
+    "averages in an object": ("R105", {
+        "setup": f"class Shadow:\n    pass\nshadow = Shadow()\nshadow.kept = {CLONES}",
+        "step": SHADOWED.format("shadow.kept"), "result": "*shadow.kept.values()"}),
+    "averages in a model of an object": ("R105", {
+        "setup": "class Shadow:\n    def __init__(self):\n        self.module = copy.deepcopy(model)\n"
+        "    def update(self):\n"
+        "        pairs = zip(self.module.parameters(), model.parameters())\n"
+        "        for a, b in pairs:\n            a.data.lerp_(b.data, 0.1)\nema = Shadow()",
+        "step": "ema.update()", "result": "*ema.module.parameters()"}),
+    "target": ("R105", {
+        "setup": "target = copy.deepcopy(model)", "result": "*target.parameters()",
+        "batch": "if epoch % 4 == 1:\n    target.load_state_dict(model.state_dict())"}),
+    "best and bad": ("R108", {
+        "setup": RISING.replace("best =", "best, bad =").replace("9.0", "None, 0"),
+        "end": BEST.replace("loss < best", "best is None or loss < best").replace(
+            "best = loss\n", "best, bad = loss, 0\n") + "\nelse:\n    bad += 1"}),
     "generator": ("R106", {
         "setup": "g = torch.Generator().manual_seed(1)",
         "batch": "batch = batch + torch.rand(batch.shape, generator=g)"}),
@@ -156,6 +229,18 @@ def test_a_restart_is_exact_after_the_repair(kind, tmp_path):
     assert is_equal(whole, train(tmp_path / "old", old)), "the repair changes a run without an interruption"
     assert not is_equal(whole, train(tmp_path / "killed_old", old, [1]))
     assert is_equal(whole, train(tmp_path / "killed", new, [1, 2]))
+
+
+@pytest.mark.parametrize(
+    ("rule", "loop", "start"), [("R401", EARLY, "pass"), ("R303", WITHIN, 'start = saved["epoch"] + 1')]
+)
+def test_a_loop_over_steps_is_exact_after_the_repair(rule, loop, start, tmp_path):
+    old = STEPS.replace("{start}", start).replace("{loop}", loop)
+    new = patch(old, tmp_path, rule)
+    whole = train(tmp_path / "whole", new)
+    assert is_equal(whole, train(tmp_path / "old", old))
+    assert not is_equal(whole, train(tmp_path / "killed_old", old, [5]))
+    assert is_equal(whole, train(tmp_path / "killed", new, [5, 9]))
 
 
 def test_an_order_that_changes_on_purpose(tmp_path):

@@ -9,7 +9,9 @@ from bootfile.fix.engine import REPAIRS, repair
 from bootfile.lint.engine import lint
 from bootfile.lint.table import RULES
 from tests.lint import planted
-from tests.lint.examples import EXAMPLES, write
+from tests.lint.examples import EXAMPLES, WITHIN, write
+from tests.lint.flows import CLONES, COUNTED
+from tests.lint.flows import SAVES as STEPS
 
 BAD = [(rule, number) for rule in REPAIRS if rule in EXAMPLES for number in range(len(EXAMPLES[rule][0]))]
 # forms of the step with two branches, of which a test at the place of the save says nothing
@@ -94,6 +96,17 @@ UNSAFE = {
     "a name that may not be bound": ("R103", {
         "setup": "if len(data) > 3:\n    scheduler = StepLR(optimizer, 3)",
         "end": "if len(data) > 4:\n    scheduler.step()"}, "may not be bound"),
+    "averages that the loop makes": ("R105", {
+        "setup": CLONES, "step": "for name, part in model.named_parameters():\n"
+        "    if name not in slow:\n        slow[name] = part.data.clone()\n"
+        "    slow[name].mul_(0.9).add_(part.data, alpha=0.1)"}, "no state_dict()"),
+    "a step that is counted after the save": ("R301", {
+        **COUNTED, "step": f"{STEPS}\nsteps += 1"}, "counted after it is saved"),
+    "a name that the epoch needs from its last batch": ("R303", {
+        "step": WITHIN, "write": "pass", "next": 'saved["epoch"]', "end": "print(loss.item())"},
+        "loss is not set"),
+    "random numbers after a save within an epoch": ("R303", {
+        "step": f"{WITHIN}\ntorch.randn(3)", "write": "pass", "next": 'saved["epoch"]'}, "done twice"),
     "random numbers between the dict and the file": ("R401", {
         **SHUFFLED, "write": f"torch.randn(3)\n{SAVE}"}, LATER),
     "random numbers of several processes": ("R401", {

@@ -140,6 +140,35 @@ GIVEN = (
     FOLDER.format(names="list(map(self.find, [folder]))[0]")
     + "\n    @staticmethod\n    def find(folder):\n        return os.listdir(folder)"
 )
+CLONES = "slow = {name: part.detach().clone() for name, part in model.named_parameters()}"
+TARGET = "slow = nn.Linear(4, 4)"
+# weights beside the model: how they begin, how the loop changes them, and what only sums or copies
+AVERAGES = [
+    (CLONES,
+     "for name, part in model.named_parameters():\n    slow[name].mul_(0.9).add_(part.data, alpha=0.1)",
+     "slow['loss'] = loss.item()"),
+    (CLONES,
+     "for name, part in model.state_dict().items():\n    slow[name] = 0.9 * slow[name] + 0.1 * part",
+     "for name, part in model.state_dict().items():\n    slow[name] = part.clone()"),
+    (CLONES,
+     "weights = model.state_dict()\nfor name, part in slow.items():\n    part.lerp_(weights[name], 0.1)",
+     "for name, part in slow.items():\n    part.zero_()\n    part.add_(model.state_dict()[name])"),
+    (TARGET,
+     "for old, new in zip(slow.parameters(), model.parameters()):\n"
+     "    old.data = old.data * 0.9 + new.data * 0.1",
+     "for old, new in zip(slow.parameters(), model.parameters()):\n    old.data.copy_(new.data)"),
+    (TARGET, "if number % 9 == 0:\n    slow.load_state_dict(model.state_dict())",
+     "slow.load_state_dict(model.state_dict())"),
+]  # fmt: skip
+CHANCE = "if random.random() < chance:\n    print(number)\nchance = max(0.1, chance * 0.99)"
+OTHER = {
+    "setup": "slow = copy.deepcopy(model)",
+    "step": "for old, new in zip(slow.parameters(), model.parameters()):\n"
+            "    old.data.copy_(0.9 * old.data + 0.1 * new.data)",
+    "save": '"slow": slow.state_dict()',
+    "resume": 'slow.load_state_dict(saved["slow"])',
+}  # fmt: skip
+ORDERS = "def orders(generator):\n    for part in generator.permutation(4):\n        yield part"
 FLOWS = [
     Flow("R104", {**SCALES, "top": CACHES, "begin": "cache_labels(input)"}),
     Flow("R104", {**SCALES, "top": KEEPS}),
@@ -210,6 +239,18 @@ FLOWS = [
     Flow("R201", {"top": "from others import parts", "setup": "scheduler = StepLR(optimizer, 3)",
                   "end": "scheduler.step()\nfor part in parts:\n    part.load_state_dict(torch.load('b.pt'))",
                   "save": '"scheduler": scheduler.state_dict()'}),
+    *[Flow("R105", {"setup": setup, "step": step}, {"setup": setup, "step": other})
+      for setup, step, other in AVERAGES],
+    Flow("R107", {"setup": "chance = 1.0", "step": CHANCE},
+         {"setup": "chance = 1.0", "step": CHANCE, "save": '"chance": chance',
+          "resume": 'chance = saved["chance"]'}),
+    Flow("R201", {**OTHER, "resume": OTHER["resume"].replace("slow", "model")}, OTHER),
+    Flow("R101", {"top": "def draw():\n    torch.save(model(data).detach(), 'sample.pt')",
+                  "setup": f"{CRITIC['setup']}\nother = torch.optim.Adam(critic.parameters())",
+                  "step": "other.step()", "end": "draw()"}),
+    Flow("R106", {"top": ORDERS, "setup": "generator = np.random.default_rng(1)",
+                  "begin": "for part in orders(generator):\n    print(part)",
+                  "end": "torch.save(copy.deepcopy(model.state_dict()), 'weights.pt')"}),
     Flow("R506", {"save": '"loss": nn.BCELoss()'},
          {"setup": "criterion = nn.BCELoss()", "save": '"loss": criterion.state_dict()'}),
 ]  # fmt: skip

@@ -100,6 +100,11 @@ LOOKALIKES = {
     "each batch is a step, and another one follows after some of them":
         ("R602", {"step": "if number % 4 == 0:\n    optimizer.step()\nif number % 10 == 0:\n    torch.save("
                          '{"optimizer": optimizer.state_dict(), "number": number}, f"{number}.pt")'}),
+    "gradients that are made in the branch of the step":
+        ("R602", {"train": "loss = model(batch).mean()\nif number % 2 == 0:\n    loss.backward()\n"
+                           "    optimizer.step()\n    optimizer.zero_grad()",
+                 "step": "if number % 5 == 0:\n    torch.save("
+                         '{"optimizer": optimizer.state_dict(), "number": number}, f"{number}.pt")'}),
     "the step is the number of the loop and the first step":
         ("R302", {"top": OPTIONS, "next": "0", "range": "10", "begin": "step = epoch + args.first_step"}),
     "a save that a call guards":
