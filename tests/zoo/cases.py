@@ -256,9 +256,11 @@ STATES = [
           "huggingface/accelerate#3797", "2025-09-26", "state differs at 64: ", other="prepared",
           other_ranks=2),
     State("accelerate-plateau-proof", "accelerate==1.15.0", "state_plateau.py prepared two",
-          "the same on 2 processes, killed and continued", "huggingface/accelerate#3797", "2025-09-26"),
+          "ReduceLROnPlateau on 2 processes, killed and continued: wrong in all runs",
+          "huggingface/accelerate#3797", "2025-09-26"),
     State("torch-recomputation-proof", "torch==2.14.1", "state_recomputation.py again",
-          "the same, killed and continued", "pytorch/pytorch#62471", "2021-07-30"),
+          "torch.utils.checkpoint, killed and continued: wrong in all runs",
+          "pytorch/pytorch#62471", "2021-07-30"),
     # Correct set-ups.
     State("lightly-average-fixed", "lightly-train==0.16.4", "state_average.py", "the release with the fix"),
     State("optimizer-lookahead-fixed", "pytorch-optimizer==4.1.0", "state_lookahead.py",
