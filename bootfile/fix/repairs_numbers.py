@@ -14,6 +14,7 @@ from bootfile.fix.checkpoint import (
 from bootfile.fix.edits import CannotEdit, require
 from bootfile.fix.scope import PLAIN, Reach, list_local
 from bootfile.lint.carried import last_part
+from bootfile.lint.rules_files import is_checkpoint
 from bootfile.lint.sources import unparse
 from bootfile.lint.values import root
 
@@ -78,8 +79,13 @@ def save_number(job: Job) -> None:
     last = max(other.order for other in job.facts.events if job.facts.is_in_training(other))
     bound = [one for one in job.facts.tracer.bound if one.name == name and one.path == event.path]
     same = [one for one in bound if is_shared or "." in name or one.function is home]
+    # a restart within an epoch comes to its end again
+    ends = [
+        event.node for event in job.facts.in_training("set_name", "set_attribute") if len(event.loops) == 1
+    ]
+    again = {*later, *(ends if _is_within(job) else ())}
     for one in same:
-        is_late = moment < one.order <= last and one.node not in later
+        is_late = moment < one.order <= last and one.node not in again
         require(not is_late, f"{name} changes in line {one.node.lineno}, after the checkpoint is saved")
     # an earlier value is in the file, and loaded
     has_it = all(number.key in saved.parts for _, _, saved in checkpoint.dicts)
@@ -91,6 +97,11 @@ def save_number(job: Job) -> None:
         return Reach(name)
 
     restore(job, checkpoint, same, find, number.key, "{0} = {1}")
+
+
+def _is_within(job: Job) -> bool:
+    """Return whether all checkpoints are saved in a loop over batches."""
+    return all(len(save.event.loops) > 1 for save in job.facts.training_saves if is_checkpoint(save))
 
 
 def _check_place(job: Job, number: Number, path: str, node: Any, sets: bool = False) -> None:
@@ -157,7 +168,8 @@ def _read(job: Job, number: Number, path: str, node: Any) -> tuple[str, list[ast
     around = [statement, *scope.above(path, statement)]
     around = around[: around.index(here) + 1] if here is not None else around
     loops = [part for part in around if isinstance(part, ast.For | ast.While)]
-    inside = [part for part in ast.walk(loops[-1] if loops else around[-1]) if hasattr(part, "lineno")]
+    loops += [] if loops else around[-1:]
+    inside = [part for part in ast.walk(loops[0 if _is_within(job) else -1]) if hasattr(part, "lineno")]
     after = [part for part in inside if part.lineno > statement.end_lineno]
     sets = [part for part in after if isinstance(part, ast.Assign | ast.AugAssign | ast.AnnAssign)]
     stores: list[tuple[Any, list[Test]]] = []
