@@ -465,6 +465,7 @@ def test_numbers_in_a_list_are_those_of_the_train_split(data, start, classes, la
     ('a.jpg,"3, 17"\nb.jpg,3\n', r"line 1: expected `path,label`.* several labels as 3,17"),
     ("a.jpg 3;17\nb.jpg 3\n", r"line 1: .* several labels as 3,17"),
     ("val/cat/0.jpg cat\n./val/cat/0.jpg dog\n", r"lists \./val/cat/0\.jpg twice, with labels "),
+    ("./val/cat/0.jpg cat\nval/cat/0.jpg dog\n", r"lists val/cat/0\.jpg twice, with labels cat and dog"),
     (
         "val/cat/0.jpg 0\n\nval/dog/0.jpg\n",
         r"val\.txt, line 3: expected `path label`, .*; found 'val/dog/0\.jpg'",

@@ -449,3 +449,9 @@ def test_names_and_values_are_only_text(tmp_path):
     assert not [tag for tag, _ in page.tags if tag in ("script", "img", "b")]
     for shown in show(tmp_path):
         assert (shown["title"], shown["tags"], shown["wrong"]) == (f"</title>{HOSTILE}", 0, [])
+
+
+def test_a_table_of_many_epochs_reaches_over_the_whole_run():
+    run = types.SimpleNamespace(ends={number: {"val_loss": 1 / number} for number in range(1, 502)}, split={})
+    columns, rows = tables.make_epoch_table(run)
+    assert columns[:2] == ["epoch", "val_loss"] and [int(row[0]) for row in rows] == [*range(1, 502, 3)]
