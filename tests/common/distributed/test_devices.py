@@ -11,7 +11,7 @@ import torch
 
 from bootfile.ground.errors import BadInput
 from bootfile.machine.cores import available_cores
-from common.distributed import devices
+from common.distributed import accelerators, devices
 from common.distributed.devices import find_topology, select
 from tests.conftest import ROOT, environment, free_port, run
 
@@ -126,7 +126,7 @@ def test_each_process_of_a_node_has_a_gpu(monkeypatch, rank, local_rank, device)
     """Three processes on each of two nodes with two GPUs: the place on the node decides."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     opened = []
-    monkeypatch.setattr(devices, "open_gpu", opened.append)
+    monkeypatch.setattr(accelerators, "open_gpu", opened.append)
     variables = {
         "RANK": rank,
         "LOCAL_RANK": local_rank,
@@ -149,7 +149,7 @@ def test_a_gpu_that_cannot_be_used_is_one_line(monkeypatch):
 
     monkeypatch.setattr(torch.cuda, "set_device", refuse)
     with pytest.raises(BadInput, match=r"cannot use the GPU .*\(found version 11040\)\.; install .*=false$"):
-        devices.open_gpu(torch.device("cuda:1"))
+        accelerators.open_gpu(torch.device("cuda:1"))
 
 
 @pytest.mark.parametrize("visible, name", [("4, 7", "7"), ("", "1"), ("4", "1")])
@@ -159,6 +159,6 @@ def test_a_gpu_without_a_uuid_has_the_number_of_the_node(monkeypatch, visible, n
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
     monkeypatch.setattr(devices.accelerator, "kind", lambda: "cuda")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert devices.identify_gpu() == f"{socket.gethostname()} {name}"
+    assert accelerators.identify_gpu() == f"{socket.gethostname()} {name}"
     properties.uuid = "GPU-1"
-    assert devices.identify_gpu() == "GPU-1"
+    assert accelerators.identify_gpu() == "GPU-1"

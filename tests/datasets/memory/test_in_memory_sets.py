@@ -13,7 +13,7 @@ import torch
 from sklearn.datasets import load_digits
 
 from bootfile.ground.errors import BadInput
-from common.platform.platforms import MEMBER
+from common.platform.signs import MEMBER
 from datasets.memory import cifar10, digits, fashion_mnist, image_set
 from datasets.memory.image_set import ImageSet
 
