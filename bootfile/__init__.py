@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from bootfile.sampling.sampler import SequentialBatchSampler as SequentialBatchSampler
     from bootfile.sampling.sampler import WholeBatchSampler as WholeBatchSampler
 
-__version__ = "0.57.0"
+__version__ = "0.58.0"
 
 _MODULES = {
     "BadInput": "bootfile.ground.errors",
