@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 
-from bootfile.exact import machines
+from bootfile.exact import machines, other_start
 from bootfile.ground.errors import BadInput
 from bootfile.processes import ranks
 
@@ -69,23 +69,23 @@ def test_the_history_has_each_machine_once(lines, saved, expected):
 )
 def test_another_machine_is_named(lines, before, same, device, is_other, line):
     state = {"machines": [{"step": 1, **THERE}, {"step": 3, **before}], "step": 8}
-    assert _make(lines, same, device=device).compare_starts(state) == is_other
+    assert other_start.compare_machines(_make(lines, same, device=device), state) == is_other
     assert bool(lines) == bool(line) and re.search(line, "".join(lines))
 
 
 def test_another_instruction_set_is_refused_unless_it_is_a_new_level(lines, monkeypatch):
     state = {"machines": [{"step": 1, **THERE}], "step": 8}
     with pytest.raises(BadInput, match=r"ATen AVX512 until step 8.*ATen AVX2"):
-        _make(lines, same=True).compare_starts(state)
-    monkeypatch.setattr(machines, "level_in_use", lambda: "avx2")
+        other_start.compare_machines(_make(lines, same=True), state)
+    monkeypatch.setattr(other_start, "level_in_use", lambda: "avx2")
     for before in (THERE, HERE | {"ATen": "DEFAULT"}, HERE | {"MKL": "Intel AVX2"}):  # native, any, native
         state["machines"] = [{"step": 1, **before}]
-        assert _make(lines, same=True).compare_starts(state)
+        assert other_start.compare_machines(_make(lines, same=True), state)
     # the level that the run has already had: another difference
     state["machines"] = [{"step": 1, **HERE, "ATen": "avx2", "MKL": "COMPATIBLE", "operators": "1"}]
     monkeypatch.setattr(machines.facts, "describe", lambda: HERE | {"operators": "2"})
     with pytest.raises(BadInput):
-        _make(lines, same=True).compare_starts(state)
+        other_start.compare_machines(_make(lines, same=True), state)
 
 
 @pytest.mark.parametrize("same", [True, False])

@@ -25,6 +25,7 @@ from common.checkpoint import restore as restoring
 from common.object_store.store import ObjectStore, StoreError
 from common.run.output import Output
 from common.run.run import JobParser, Run
+from tests.bootfile.exact.test_ladder import is_whole
 from tests.conftest import names, wait_until
 from tests.support.fault_proxy import FaultProxy
 
@@ -105,7 +106,7 @@ class Job:
         folder.mkdir(exist_ok=True)
         path = str(folder / checkpoint.name_of(step))
         checkpoint.write(path, {"step": step, "x": torch.rand(1000)}, step=step, run=run)
-        checkpoint.keep(path, self.mirror.keep, {}, self.every)
+        checkpoint.keep(path, self.mirror.keep, is_whole, self.every)
         self.mirror.saved(step)
         return path
 

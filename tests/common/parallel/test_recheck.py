@@ -179,14 +179,14 @@ def test_a_difference_after_an_equal_shard_ends_the_job(tmp_path):
     parts = types.SimpleNamespace(
         saver=types.SimpleNamespace(folder=str(tmp_path)), say_once=print, writes=True
     )
-    records.write_shards(str(tmp_path), {1: [5, 7], 2: [0, 0]})
+    histories.write_shards(str(tmp_path), {1: [5, 7], 2: [0, 0]})
     checked.begin(parts, 1)
     take_step(checked, 2, 5.0)
     take_step(checked, 3, recheck._UNKNOWN)  # the model was called twice in this shard
     checked.ended(3, Due(report=False, save=False))
-    assert records.read_shards(str(tmp_path)) == {1: [5, 7]}
+    assert histories.read_shards(str(tmp_path)) == {1: [5, 7]}
     checked.ended(3, Due(report=True, save=False))
-    assert records.read_shards(str(tmp_path)) == {1: [5, 7], 2: [5, 7], 3: [5, 7]}
+    assert histories.read_shards(str(tmp_path)) == {1: [5, 7], 2: [5, 7], 3: [5, 7]}
     with pytest.raises(recheck.WrongResult, match=r"step 5: .*shard 1 .*differ") as error:
         take_step(checked, 5, 8.0)
     assert error.value.code == DIFFERS

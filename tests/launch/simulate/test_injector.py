@@ -53,7 +53,7 @@ def world(monkeypatch):
     monkeypatch.setattr(injector, "os", note)
     monkeypatch.setattr(injector, "time", types.SimpleNamespace(monotonic=lambda: place.now))
     monkeypatch.setattr(injector, "log", lambda line: None)
-    monkeypatch.setattr(injector, "_catches", lambda pid, number: True)
+    monkeypatch.setattr(injector.signals, "catches", lambda pid, number: True)
 
     def make(*texts):
         place.injector = Injector(place.job, [parse(text, 2, 2) for text in texts], lambda: False)
