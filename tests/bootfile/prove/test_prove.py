@@ -480,7 +480,8 @@ ONE_MAIN = (  # main() fails in a process that has trained before
     ("changes", "text"),
     [
         ([], "equal .*24 steps: .*ids, labels and augmentation"),
-        (COUNTER, r"(equal at .*; )?differs at \d+: model\..*"),
+        # the part that differs most
+        (COUNTER, r"(equal at .*; )?differs at \d+: (model|optimizer)\..*"),
         (ONE_MAIN, r"SIGKILL .*rank 0 .*step \d+; \d generations: .* ended with 1: .*AssertionError.*"),
     ],
 )

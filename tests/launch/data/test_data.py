@@ -136,12 +136,13 @@ def test_data_that_were_moved(photographs, tmp_path, capsys):
 @pytest.mark.thorough
 def test_a_short_recipe_is_shown(tmp_path):
     """It mirrors images at the border, and every second epoch shows the other mirror image."""
-    words = ("--custom_data=true", "--width=8", "--batch_size=4096", "--max_steps=2", "--report_every=1")
-    run("jobs/train_fast.py", *words, "--short_recipe=true", f"--output_dir={tmp_path / 'run'}")
+    words = ("--custom_data=true", "--width=8", "--batch_size=512", "--epoch_steps=1", "--max_steps=2")
+    words += ("--report_every=1", "--short_recipe=true", f"--output_dir={tmp_path / 'run'}")
+    run("jobs/train_fast.py", *words)
     first, second = read(tmp_path / "run", 1, 2)
     flips = [dict(zip(each.columns["id"], each.columns["flip"], strict=True)) for each in (first, second)]
     both = flips[0].keys() & flips[1].keys()
-    assert len(both) > 3000 and all(flips[0][id] != flips[1][id] for id in both)
+    assert len(both) > 20 and all(flips[0][id] != flips[1][id] for id in both)
 
 
 def test_of_a_dataset_of_your_own_only_ids_are_known(tmp_path, capsys):
