@@ -27,7 +27,7 @@ class AfterSave(Plugin):
 
     def _outline(self) -> list[tuple[str, str]]:
         """Return (name, text) of the calls of the schedule and of each value of torch's objects; a value that
-        was changed in place has another text (marks.py)."""
+        was changed in place has another text (tensor_mark.py)."""
         state = self._parts.state
         # an object of the user may count seconds, or hold long lists; so may the extra state of a module
         of_torch = (torch.nn.Module, torch.optim.Optimizer)

@@ -322,7 +322,7 @@ def load_before_loop(
 
 def keep_entry(job: Job, checkpoint: Checkpoint, key: str, *lines: str) -> None:
     """Keep an entry in a dict of the file that loads, whose name is _RESTORED. lines: below that dict."""
-    path, made = checkpoint.path, f"{_RESTORED} = {{}}  # of a checkpoint"
+    path, made = checkpoint.path, f"{_RESTORED} = {{}}  # entries of a checkpoint"
     if not _keeps(job, path):
         job.open(path).claim(_RESTORED)
         lines = (made, *lines)

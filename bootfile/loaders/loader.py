@@ -127,7 +127,7 @@ class Loader:
         self.removal: Any = None  # a Removal, whose samples no batch has
         # it takes all samples of the last batch, which was handed out with them: its result does not count
         self.is_removed = False
-        self.loop_attributes: Any = None  # of a data set of the user
+        self.loop_attributes: Any = None  # what the loop changes in a data set of the user
         data_set = getattr(engine, "data_set", None)
         if data_set is not None:
             from bootfile.loaders.loop_attributes import LoopAttributes  # images of ours do not change

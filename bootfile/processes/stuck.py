@@ -84,7 +84,7 @@ class Watch:
         self._pulse.beat(self.clock)  # C code may hold the lock of Python before the thread writes a beat
         if self.clock.after or self.others:
             self._thread.start()
-        files = {ranks.rank(): self._pulse.files}  # of the ranks of this node
+        files = {ranks.rank(): self._pulse.files}  # rank -> files, for each rank of this node
         if self.others:
             files |= {rank: seen.files for rank, seen in self.others.local.items()}
         if self.clock.after and sys.platform == "linux" and min(files) == ranks.rank():

@@ -156,7 +156,7 @@ def _local_world_size(
 def _of_arguments(rank: int | None, size: int | None, claim: Claim | None, env: Mapping[str, str]) -> Claim:
     """Return the place of --rank and --world_size. One that is missing (None) is that of the claim, or of one
     node. Raises BadInput if they contradict each other or the claim."""
-    # one of the two alone says nothing if there is no platform that has the other one
+    # without a platform, nothing else tells the option that is missing
     is_one_node = not rank and size in (None, 1)
     if not claim and not is_one_node and None in (rank, size):
         name, other = ("world_size", "rank") if rank is None else ("rank", "world_size")

@@ -530,7 +530,7 @@ def _scan(folder: str, listing: Listing, old: ImageFolderIndex | None, log: Log)
     # _reuse() compares them with the old index; for a list, get_states() refuses files that do not exist
     if old is not None or listing.is_list:
         columns["bytes"], columns["mtimes"], columns["ctimes"] = listing.get_states(np.arange(count)).T.copy()
-    # of the files that are read
+    # the rows whose files are read
     rows = np.arange(count) if old is None else _reuse(listing, old, columns, bad, log)
     prefix = os.path.join(listing.base, "")
 

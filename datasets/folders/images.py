@@ -237,7 +237,7 @@ def _count_bits(image: Image.Image, content: bytes, kind: str) -> int:
         return content[24]
     if kind == "TIFF":
         return max(getattr(image, "tag_v2", {}).get(258, (8,)))  # BitsPerSample
-    maximum = _MAXIMUM.match(content)  # of a PPM: no other kind begins so
+    maximum = _MAXIMUM.match(content)  # the header of a PPM: no other kind begins so
     return int(maximum[1]).bit_length() if maximum else 8
 
 

@@ -1,9 +1,10 @@
 """What a run computed, without its times: runs of the same bits have the same facts. And changed jobs."""
 
+import contextlib
 import json
 from pathlib import Path
 
-from bootfile.exact import checked_files, digest
+from bootfile.exact import checked_files, digest, files
 from bootfile.histories import read_states
 from bootfile.receipt.reading import read_records
 from tests.conftest import ROOT
@@ -12,6 +13,13 @@ _OF_TIME = {
     "time", "images_per_s", "samples_per_s", "tokens_per_s", "data_time", "ranks", "compute_time",
     "memory_mb", "generations", "lost_processes", "lost_seconds", "useful_share",
 }  # fmt: skip
+
+
+def is_whole(path: str) -> bool:
+    """Return whether a checkpoint is not damaged, by its checksum."""
+    with contextlib.suppress(files.Refused):
+        return bool(checked_files.verify(path))
+    return False
 
 
 def facts(output: Path) -> dict:

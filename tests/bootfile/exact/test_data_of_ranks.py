@@ -1,8 +1,12 @@
 """Before the first step the ranks compare their data: one with other labels or samples would train on them
 without a line."""
 
+from types import SimpleNamespace
+
 import pytest
 
+from bootfile.exact import start
+from bootfile.ground.errors import BadInput
 from tests.conftest import ROOT, run_ranks
 
 LOOP = """
@@ -75,3 +79,10 @@ def test_a_rank_with_other_data_is_refused(tmp_path, kind, form, is_refused):
             assert ("list of training samples" in result.stderr) == (form == "labels")
         else:
             assert "done" in result.stdout
+
+
+def test_a_rank_whose_loader_does_not_tell_its_data_is_refused(monkeypatch):
+    parts = SimpleNamespace(loader=SimpleNamespace(compared_data={"samples": 40}))
+    monkeypatch.setattr(start.ranks, "gather_objects", lambda facts: [facts, ({}, facts[1])])
+    with pytest.raises(BadInput, match=r"rank 1 .* its samples is missing, not 40"):
+        start._compare_data(parts)

@@ -1,6 +1,5 @@
 """A sparse row of old states stays next to the newest ones, and the run says how much disk it takes."""
 
-import contextlib
 import re
 
 import pytest
@@ -9,6 +8,7 @@ import torch
 from bootfile.exact import checked_files, files, ladder
 from common.checkpoint import options
 from tests.conftest import QUICK, ROOT, environment, free_port, refused, run, run_ranks
+from tests.support.exact import is_whole
 from tests.support.small_disk import small_disk
 
 SHORT = (*QUICK, "--batch_size=128", "--epoch_steps=6", "--epochs=4", "--evaluate_every=0")
@@ -26,12 +26,6 @@ def damage(path) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
-
-
-def is_whole(path: str) -> bool:
-    with contextlib.suppress(files.Refused):
-        return bool(checked_files.verify(path))
-    return False
 
 
 def steps(folder) -> list[int]:

@@ -15,7 +15,7 @@ THERE = HERE | {"ATen": "AVX512", "MKL": "AMD AVX512"}
 
 @pytest.fixture
 def lines(monkeypatch):
-    """The lines that are printed. This machine has the facts HERE, and its threads are those of before."""
+    """The lines of a run on a machine with the facts HERE. Its end restores the threads."""
     monkeypatch.setattr(machines.facts, "describe", lambda: dict(HERE))
     threads = torch.get_num_threads()
     yield []

@@ -25,8 +25,8 @@ from common.checkpoint import restore as restoring
 from common.object_store.store import ObjectStore, StoreError
 from common.run.output import Output
 from common.run.run import JobParser, Run
-from tests.bootfile.exact.test_ladder import is_whole
 from tests.conftest import names, wait_until
+from tests.support.exact import is_whole
 from tests.support.fault_proxy import FaultProxy
 
 

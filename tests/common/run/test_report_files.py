@@ -11,8 +11,8 @@ import torch
 from bootfile.exact import choose
 from bootfile.exact import files as checkpoint
 from bootfile.ground.errors import BadInput
-from tests.bootfile.exact.test_ladder import is_whole
 from tests.support.checkpointers import StubLoader, begin, log_of
+from tests.support.exact import is_whole
 
 
 def _resumed(folder, step=2):
