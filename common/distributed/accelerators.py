@@ -1,4 +1,4 @@
-"""Open a GPU, and name it. A job on the CPU does not load this module."""
+"""Open a GPU, and name it. A job of one process on the CPU does not load this module."""
 
 import os
 import socket
